@@ -18,9 +18,13 @@ _LISTED_CHARACTERS = 8000
 
 
 def describe_configuration(workload: Workload, device: torch.device, *, checkpoint_every: int | str) -> dict[str, str]:
-    """Return the configuration as text by name.
+    """Return all that workers of a job must have in common, as text by name: versions of software, device type, sample
+    settings, order of updates, the model's tensors with a hash, and the experts.
 
     All ranks of a replica group return the same, even if the model is sharded.
+
+    Args:
+        checkpoint_every: steps between checkpoints, or `auto`.
     """
     software = {"torch": torch.__version__, "numpy": numpy.__version__, "scipy": _scipy_version()}
     state, order = workload.state.capture().manifest.global_manifest, workload.loader.order

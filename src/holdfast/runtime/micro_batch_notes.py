@@ -116,7 +116,8 @@ class Notes:
         return tuple(source.make_note() for source in self._sources)
 
     def has_notes(self, held: Mapping[int, Note]) -> bool:
-        """Return whether this rank has notes of the step. Called after its last micro-batch.
+        """Make this rank's own notes, and return whether this rank has any note of the step. Called after its last
+        micro-batch.
 
         Args:
             held: the notes of the micro-batches that were computed here.
@@ -125,7 +126,8 @@ class Notes:
         return any(map(any, (self._own, *held.values())))
 
     def gather(self, comm: Communicator, held: Mapping[int, Note]) -> bool:
-        """Exchange the notes between all ranks, after `has_notes`. All ranks must call it.
+        """Exchange the notes between all ranks, after `has_notes`, and let each source merge them. All ranks must call
+        it.
 
         Returns:
             False, on every rank, if there is not exactly one note of each micro-batch: then the step must not pass.
@@ -146,7 +148,7 @@ class Notes:
         return True
 
     def merge_none(self) -> None:
-        """Merge empty notes: no rank has notes of the step."""
+        """Let each source merge empty notes, without an exchange: no rank has notes of the step."""
         self._merge([self._empty_note] * self._micro_batches * self._place.layout.shard, [self._empty_note])
 
     def apply(self) -> None:
@@ -159,6 +161,9 @@ class Notes:
         return (b"",) * len(self._sources)
 
     def _merge(self, notes: Sequence[Note], of_ranks: Sequence[Note]) -> None:
+        """Give each source its own notes of all micro-batches, and of all ranks. A source with `of_parts` gets the
+        notes of all parts of a micro-batch, others only the first part's.
+        """
         for place, source in enumerate(self._sources):
             those = notes if source.of_parts else notes[:: self._place.layout.shard]
             source.merge([note[place] for note in those], [note[place] for note in of_ranks])

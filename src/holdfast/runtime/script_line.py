@@ -17,13 +17,17 @@ _STANDARD_LIBRARY = f"{Path(linecache.__file__ or '').parent}/"
 
 
 def find_script_line() -> str:
-    """Return the line of the script that led here, as `file:line`, or "" if none did."""
+    """Return the line of the script that is being executed in this thread, as `file:line`; "" if there are only frames
+    of libraries.
+    """
     frame = next(_script_frames(), None)
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
 
 
 def find_variable_name(thing: object) -> str:
-    """Return the name of the variable that holds a thing in the script that led here, or "" if none does."""
+    """Return the name of a local or global variable that holds this object in a frame of the script, innermost first;
+    "" if none does.
+    """
     for frame in _script_frames():
         for variables in (frame.f_locals, frame.f_globals):
             for name, value in variables.items():
@@ -33,7 +37,9 @@ def find_variable_name(thing: object) -> str:
 
 
 def find_call_line(name: str, method: str) -> str:
-    """Return the first line of the script that calls a method of a variable, as `file:line`, or "" if none does."""
+    """Search the files of the script's present frames for the first line that calls `name.method(`, outside of
+    comments. Return it as `file:line`, or "".
+    """
     call = re.compile(rf"\b{re.escape(name)}\s*\.\s*{re.escape(method)}\s*\(")
     for file in dict.fromkeys(frame.f_code.co_filename for frame in _script_frames()) if name else ():
         for number, line in enumerate(linecache.getlines(file), 1):
@@ -43,7 +49,7 @@ def find_call_line(name: str, method: str) -> str:
 
 
 def _script_frames() -> Iterator[FrameType]:
-    """Yield the script's frames, innermost first."""
+    """Yield this thread's frames outside of torch, holdfast and the standard library, innermost first."""
     frame: FrameType | None = inspect.currentframe()
     while frame is not None:
         file = frame.f_code.co_filename

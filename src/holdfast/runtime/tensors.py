@@ -123,7 +123,7 @@ def call_with_parameters(module: torch.nn.Module, parameters: dict[str, torch.Te
 
 
 def is_readable(device: torch.device) -> bool:
-    """Return whether a device's memory can be read. After some CUDA errors it cannot."""
+    """Return whether a device's memory can be read: waits for a GPU's kernels. After some CUDA errors it cannot."""
     if device.type != "cuda":
         return True
     try:

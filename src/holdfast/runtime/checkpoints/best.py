@@ -64,14 +64,18 @@ class BestStates:
         self._awaited: dict[tuple[str, int], tuple[Rating, BestChoice]] = {}
 
     def add_rating(self, rating: Rating, choice: BestChoice) -> None:
-        """Keep an evaluated state if it is one of the best, now or when its checkpoint is complete."""
+        """Keep the checkpoint of an evaluated state if it is one of the best: at once if it is complete, else when it
+        is. At most `_AWAITED` ratings wait; the oldest ones are dropped.
+        """
         self._awaited[rating.evaluation, rating.step] = rating, choice
         while len(self._awaited) > _AWAITED:
             del self._awaited[next(iter(self._awaited))]
         self.keep_rated(rating.step)
 
     def on_complete(self, step: int) -> None:
-        """Keep a complete checkpoint if it was rated, and warn about older ones that were not complete before it."""
+        """Keep a complete checkpoint if its state was rated as one of the best. Ratings of older steps whose
+        checkpoints are not complete are dropped with a warning.
+        """
         self.keep_rated(step)
         for key in [key for key in self._awaited if key[1] < step]:
             self.keep_rated(key[1])
@@ -83,7 +87,9 @@ class BestStates:
                 )
 
     def keep_rated(self, step: int) -> None:
-        """Keep the rated states of a step, if its checkpoint is complete."""
+        """Keep the rated states of a step, if its checkpoint is complete; else they go on waiting. Errors are
+        logged.
+        """
         rated = [key for key in self._awaited if key[1] == step]
         if not rated:
             return
@@ -96,6 +102,12 @@ class BestStates:
             logger.error("the checkpoint of step %d, one of the best, is not kept: %s", step, error)
 
     def _keep(self, rating: Rating, choice: BestChoice, checkpoint: str) -> None:
+        """Copy a checkpoint's files and its rating into a directory of its own if it is one of the best `choice.keep`
+        by this monitor, and remove states that no longer are.
+
+        Args:
+            checkpoint: the complete checkpoint's folder.
+        """
         storage = self._storage
         # Values of another monitor, by which an earlier job chose, cannot be compared with this one: they stay.
         known = (other for other in self._read_ratings(rating.evaluation) if other.monitor == rating.monitor)
@@ -113,6 +125,7 @@ class BestStates:
             storage.remove(other.name)
 
     def _read_ratings(self, evaluation: str) -> list[Rating]:
+        """Return the ratings of an evaluation in this directory; other and unreadable files are ignored."""
         found: list[Rating] = []
         for entry in self._storage.entries():
             if not (entry.startswith(f"best-{evaluation}-") and entry.endswith(".json")):

@@ -12,7 +12,8 @@ _NAMED = 3
 def changed_settings(
     script: Mapping[tuple[str, int], Mapping[str, object]], checkpoint: Mapping[tuple[str, int], Mapping[str, object]]
 ) -> Iterator[str]:
-    """Yield one warning for each option of the optimizers that the checkpoint has changed.
+    """Yield one warning for each option of the optimizers that differs between the script and the checkpoint; it has
+    both values, and how to change the option.
 
     Args:
         script, checkpoint: the options of each parameter group, as `Optimizers.settings`, before and after the
@@ -37,7 +38,12 @@ def changed_settings(
 
 
 def changed_frozen(script: Mapping[int, str], state: TrainingState) -> str:
-    """Return a warning if the checkpoint has frozen or unfrozen parameters of the script, or ""."""
+    """Return a warning that names the parameters that the checkpoint has frozen or unfrozen, or "".
+
+    Args:
+        script: the parameters that the script had frozen, by index, before the checkpoint was loaded.
+        state: the state after that.
+    """
     now = state.frozen_parameters()
     parts = [
         f"{verb} {_format_names([*names])}"

@@ -49,7 +49,9 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def _unmatched_placements(manifest: Manifest) -> dict[int, str]:
-    """Return the placements, by index, of tensors that neither their parameter nor their name determines."""
+    """Return the placements, by index, of tensors of optimizers and extra objects that are not spread like a model's
+    tensor of the same shape or name. Empty if the model is not spread.
+    """
     models = manifest.tensors[: manifest.parameters + manifest.buffers]
     if not any(spec.placed for spec in models):
         return {}
@@ -78,10 +80,13 @@ def decode_manifest(data: bytes) -> Manifest:
 def localize_manifest(
     state: TrainingState, manifest: Manifest, position: ReplicaPosition = WHOLE_REPLICA
 ) -> tuple[Manifest, dict[int, LocalPart]]:
-    """Return the manifest of this worker's part of a state, and the local parts of spread tensors, by index.
+    """Convert a manifest of whole tensors to this worker's layout. Return its manifest with the shapes and placements
+    of local parts, and the local parts of spread tensors, by index.
 
     Args:
-        state: the present state.
+        state: the present state, whose tensors show the placements.
+        manifest: from `decode_manifest`.
+        position: the part of a replica on this worker.
 
     Raises:
         StateMismatchError: the placement of a tensor is unknown.
@@ -132,7 +137,8 @@ def _sharded_optimizer_tensors(state: TrainingState, manifest: Manifest) -> Iter
 
 
 def _unmatched_extra_tensors(state: TrainingState, manifest: Manifest) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield the index of each extra tensor that no present tensor matches, with a tensor of its former mesh.
+    """Yield the index of each extra tensor that no present tensor matches, with a tensor of the model on the mesh where
+    it was. Tensors whose shape decides their placement, and plain ones, are left out.
 
     Raises:
         StateMismatchError: several placements are possible.
@@ -178,7 +184,9 @@ def _matched_tensors(state: TrainingState, manifest: Manifest) -> Iterator[tuple
 
 
 def _unique_match(state: TrainingState, manifest: Manifest, number: int) -> torch.Tensor | None:
-    """Return a parameter of the same shape, if all parameters of this shape have the tensor's placement."""
+    """Return a tensor of the model with the shape of a manifest's tensor, if all of the model's tensors with this shape
+    have that tensor's placement; else None.
+    """
     spec = manifest.tensors[number] if 0 <= number < len(manifest.tensors) else None
     same = [tensor for _, tensor in state.model_tensors() if spec is not None and tuple(tensor.shape) == spec.shape]
     return same[0] if same and spec and {placement_of(one).placed for one in same} == {spec.placed} else None

@@ -38,6 +38,9 @@ class LeftLoopSaver:
             self._save(self._is_unchanged())
 
     def _is_unchanged(self) -> bool:
+        """Return whether the model's parameters and buffers, and the extra objects, are as they were when the loop was
+        left.
+        """
         try:
             self._state.watch.check_unchanged()
         except BadInputError:
@@ -45,5 +48,6 @@ class LeftLoopSaver:
         return self._stamps == self._stamp()
 
     def _stamp(self) -> _Stamps:
+        """Return the address and the version counter of each parameter and buffer."""
         model = self._state.model
         return [(tensor.data_ptr(), tensor._version) for tensor in itertools.chain(model.parameters(), model.buffers())]

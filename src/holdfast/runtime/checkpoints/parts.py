@@ -38,7 +38,7 @@ class StatePart:
         return len(self.header) + self.data.numel()
 
     def chunks(self) -> Iterator[bytes | memoryview]:
-        """Yield the file's content."""
+        """Yield the file's content: the header, then the data in chunks."""
         yield self.header
         data = host_bytes(self.data)
         for begin in range(0, len(data), _CHUNK_BYTES):
@@ -65,6 +65,7 @@ class _Piece(NamedTuple):
     whole: tuple[int, ...] = ()
 
     def describe(self, begin: int) -> StoredPiece:
+        """Return the description of the piece in a file in which its bytes start at `begin`."""
         code, shape = stored_type(self.rows.dtype, self.rows.shape)
         beyond = shape[self.rows.dim() :]  # A trailing dimension of bytes, if the format does not support the dtype.
         return StoredPiece(
@@ -100,7 +101,9 @@ def copy_part(
     rows: Mapping[str, torch.Tensor] | None = None,
     position: ReplicaPosition = WHOLE_REPLICA,
 ) -> StatePart:
-    """Copy one part of the state, as `lay_out`; when this returns, the state may change."""
+    """Copy one part of the state into new host memory, with the arguments of `lay_out`; when this returns, the state
+    may change.
+    """
     laid = lay_out(view, part, parts, rows, position)
     data = torch.empty(laid.nbytes, dtype=torch.uint8)
     laid.copy_pieces(data)
@@ -114,11 +117,12 @@ def lay_out(
     rows: Mapping[str, torch.Tensor] | None = None,
     position: ReplicaPosition = WHOLE_REPLICA,
 ) -> PartLayout:
-    """Return the layout of one part of the state.
+    """Return the header of one part of the state, and the live tensors that belong into it, with their positions.
+    Nothing is copied.
 
     Args:
         part: 0-based index of the part, among the `parts` of this role's ranks.
-        rows: whole tensors that are saved in this part, by name.
+        rows: whole tensors that are also saved in this part, by name.
         position: the part of a replica on this worker.
     """
     pieces = list(_own_pieces(view, part, parts, position))
@@ -136,7 +140,9 @@ def lay_out(
 
 
 def _own_pieces(view: StateView, part: int, parts: int, position: ReplicaPosition) -> Iterator[_Piece]:
-    """Yield the pieces of a part of this role's tensors."""
+    """Yield the pieces of one part of this role's tensors: an equal share of their bytes, cut between two rows of a
+    tensor. A tensor without rows belongs to one part.
+    """
     saved = [number for number in range(len(view.tensors)) if _is_saved(view, number, position)]
     total = sum(view.tensors[number].nbytes for number in saved)
     begin, end = total * part // parts, total * (part + 1) // parts
@@ -170,7 +176,9 @@ def _is_saved(view: StateView, number: int, position: ReplicaPosition) -> bool:
 
 
 def stored_names(manifest: Manifest) -> list[str]:
-    """Return the unique name of each tensor in files: the model's name, or the path through the state."""
+    """Return the unique name of each tensor in files: the model's name, or the path through the state, such as
+    "optimizer:state.0.exp_avg"; names that occur twice also have the index.
+    """
     names = [spec.name for spec in manifest.tensors]
     trees = {"optimizer": manifest.optimizer, **{f"extra:{name}": node for name, node in manifest.extra.items()}}
     for prefix, node in trees.items():

@@ -68,7 +68,9 @@ class SampleSettings(msgspec.Struct, frozen=True, kw_only=True):
         return cls(global_batch=order.global_batch, length=order.length, seed=order.seed)
 
     def describe_differences(self, other: SampleSettings) -> list[str]:
-        """Return the differences between a checkpoint's settings and these."""
+        """Return how the settings of a checkpoint, `other`, differ from these, one text for each setting, such as "seed
+        was 1 and is 2".
+        """
         names = {"global_batch": "global_batch", "length": "samples in the data set", "seed": "seed"}
         pairs = [(words, getattr(other, name), getattr(self, name)) for name, words in names.items()]
         return [f"{words} was {theirs} and is {mine}" for words, theirs, mine in pairs if theirs != mine]
@@ -217,8 +219,9 @@ class CheckpointSaver:
         Called by the training thread; the state must not change until it returns.
 
         Args:
-            wishes: the wishes in the step result. All workers leave a due checkpoint out if some worker's part of the
-                one before is still being written.
+            share: which part this worker saves.
+            wishes: the wishes in the step result, which decide with `is_due`. All workers leave a due checkpoint out if
+                some worker's part of the one before is still being written.
             experts: returns the experts that this worker saves.
         """
         return is_save_due(wishes, due=self.is_due(step)) and self.save(state, step, share, experts)
@@ -231,7 +234,11 @@ class CheckpointSaver:
     def save(
         self, state: TrainingState, step: int, share: PartShare, experts: Callable[[], ExpertRows] | None = None
     ) -> bool:
-        """Copy the state of `step` as `save_if_due`, even if no checkpoint is due."""
+        """Copy this worker's part of the state of `step`, due or not, and give it to the sink to write; rank 0 adds the
+        small files. Arguments as for `save_if_due`.
+
+        Return False if the copy does not fit into memory, which is logged and reported.
+        """
         started = time.monotonic()
         view, rows = state.capture(), experts() if experts is not None else None
         try:
@@ -260,7 +267,9 @@ class CheckpointSaver:
         return True
 
     def report_unwritten(self, step: int, share: PartShare, why: str) -> None:
-        """Report that this worker does not save a step, so that the coordinator does not wait for its part."""
+        """Report to the coordinator that this worker does not save its part of a step, and why, so that the coordinator
+        does not wait for it.
+        """
         name = share.checkpoint_name(step)
         self._send(
             CheckpointUnwritten(
@@ -274,7 +283,9 @@ class CheckpointSaver:
         )
 
     def rate_state(self, rating: Rating, choice: BestChoice) -> None:
-        """Add the rating of a step's state: its checkpoint is kept, once complete, as long as it is one of the best."""
+        """Add the rating of a step's state, in another thread: its checkpoint is kept, once complete, as long as it is
+        one of the best.
+        """
         with self._lock:
             self._rated_step = rating.step
         self._run_later(self._best.add_rating, rating, choice)
@@ -288,7 +299,8 @@ class CheckpointSaver:
         *,
         first: bool,
     ) -> int:
-        """Load a checkpoint as `load_checkpoint`, and its experts; an intact checkpoint with a NaN counts as damaged.
+        """Load a checkpoint as `load_checkpoint`, and its experts; return its step. Errors are those of
+        `load_checkpoint` and `load_experts`; a NaN in an intact checkpoint counts as damage.
 
         Args:
             experts: of this worker.
@@ -309,7 +321,8 @@ class CheckpointSaver:
         return step
 
     def on_loaded(self, name: str) -> None:
-        """Forget all parts written since, because the state was replaced.
+        """Forget the parts that this worker has written, because the state was replaced; the loaded checkpoint is now
+        the newest one.
 
         Args:
             name: the checkpoint from which the state came, "" for another source.
@@ -320,7 +333,9 @@ class CheckpointSaver:
         self._on_idle()
 
     def on_order(self, order: AcceptCheckpoint | PruneCheckpoints) -> None:
-        """Handle the coordinator's order about a checkpoint."""
+        """Handle the coordinator's order about a checkpoint, and forward it. A complete checkpoint (no files left to
+        write) becomes the newest one, in another thread; pruned ones are forgotten.
+        """
         if isinstance(order, AcceptCheckpoint) and not order.files:
             self._run_later(self._on_complete, order)
         elif isinstance(order, PruneCheckpoints):
@@ -336,7 +351,9 @@ class CheckpointSaver:
         self._later.shutdown(wait=True)
 
     def _on_complete(self, order: AcceptCheckpoint) -> None:
-        """Handle a complete checkpoint; keep it as one of the best first, because the process may end afterwards."""
+        """Handle a complete checkpoint: keep it if it was rated as one of the best, then no longer wait for it, and
+        make it the newest one. In this order, because the process may end afterwards.
+        """
         try:
             self._best.on_complete(order.step)
         finally:  # Otherwise the training thread could wait for this checkpoint forever.
@@ -347,6 +364,7 @@ class CheckpointSaver:
             self._on_idle()
 
     def _clear_pending(self, name: str) -> None:
+        """No longer wait for the decision about a checkpoint with this folder."""
         with self._lock:
             if self._pending is not None and self._pending.folder == name:
                 self._pending = None
@@ -362,6 +380,7 @@ class CheckpointSaver:
         return self._newest.step if self._newest is not None else 0
 
     def _run_later(self, do: Callable[..., None], *arguments: object) -> None:
+        """Call a function in the saver's other thread, after earlier calls; nothing if the saver is closed."""
         with contextlib.suppress(RuntimeError):  # The executor is closed, because the process ends.
             self._later.submit(do, *arguments)
 
@@ -369,7 +388,9 @@ class CheckpointSaver:
 def side_files(
     view: StateView, experts: ExpertRows | None, samples: SampleSettings | None
 ) -> dict[str, Callable[[], Iterable[Chunk]]]:
-    """Return the content of the small files of a checkpoint, by name; they describe its tensors."""
+    """Return functions that yield the content of a checkpoint's small files, by name: the manifest of the state, and
+    the sample settings and the description of experts if they are given.
+    """
     contents = {STATE: encode_manifest(view.manifest)}
     if samples is not None:
         contents[SAMPLES] = msgspec.json.encode(samples)
@@ -390,6 +411,7 @@ def load_checkpoint(
     The state is only changed after the checkpoint is known to be intact and of this model.
 
     Args:
+        samples: the job's settings; None: not compared.
         position: the part of a replica on this worker, under any layout of the checkpoint.
 
     Raises:
@@ -442,7 +464,8 @@ def _check_samples(storage: Storage, checkpoint: str, where: str, samples: Sampl
 
 
 def load_experts(storage: Storage, name: str, experts: JobExperts, wanted: Sequence[Sequence[int]]) -> None:
-    """Load the experts that a worker will host, at any world size; `load_checkpoint` has checked the files.
+    """Load the rows of the experts that a worker will host, from any world size, and make them its experts.
+    `load_checkpoint` has checked the files.
 
     Args:
         wanted: the experts of each layer.
@@ -467,7 +490,11 @@ def load_experts(storage: Storage, name: str, experts: JobExperts, wanted: Seque
 
 
 def read_side_file(storage: Storage, checkpoint: str, name: str) -> bytes:
-    """Return the verified content of one of the small files."""
+    """Return the verified content of one of the small files.
+
+    Raises:
+        DamagedCheckpointError: it is missing, too large or not readable, or has other content.
+    """
     _, files = checkpoint_dir.read_manifest(storage, checkpoint)
     file = next((file for file in files if file.name == name), None)
     if file is None or file.bytes > _MAX_BESIDE_BYTES:

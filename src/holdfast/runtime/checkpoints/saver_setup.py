@@ -27,10 +27,12 @@ def make_sink(
     send: Callable[[FromWorkerProcess], None],
     at_disk: Callable[[], None],
 ) -> tuple[PartSink, OrderHandler]:
-    """Return the sink of a worker's parts, and the handler of orders about them.
+    """Return the sink of a worker's parts, and the handler of orders about them. If the agent takes parts, the sink
+    passes them to it through its folder, and ignores orders; else the worker itself writes them to the storage.
 
     Args:
         settings: the agent's; None without an agent.
+        worker: this worker's name.
         send: sends a message to the agent or the coordinator; thread-safe.
         at_disk: called during writes; its OSErrors count as errors of the disk.
     """

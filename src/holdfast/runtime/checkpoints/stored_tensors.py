@@ -52,7 +52,8 @@ def load_tensors(
 
 
 def open_verified(storage: Storage, checkpoint: str, file: StoredFile) -> BinaryIO:
-    """Open a file with verified content; a remote file is fetched and its hash is compared.
+    """Open a file of a checkpoint. A remote file is read into memory, and its hash compared; a local one is opened as
+    it is, because its hash was compared before.
 
     Raises:
         DamagedCheckpointError: it has other content.
@@ -96,12 +97,21 @@ class BoxReader:
         return next((name for name in self._found if not cover_exactly(self._found[name], self._parts[name].whole)), "")
 
     def read_file(self, stream: BinaryIO, called: str, size: int) -> None:
-        """Read the wanted pieces of one file."""
+        """Read the wanted pieces of one file into the tensors.
+
+        Args:
+            called: its name in messages.
+            size: its bytes.
+
+        Raises:
+            DamagedCheckpointError: its header is malformed, or a piece does not belong to its tensor.
+        """
         pieces, start = read_header(stream, size, called)
         self.read_pieces(stream, called, pieces, start)
 
     def byte_ranges(self, called: str, pieces: Iterable[StoredPiece]) -> list[tuple[int, int]]:
-        """Return start, from the first piece, and length of each range that `read_pieces` would read.
+        """Return start, from the first piece, and length of each range that `read_pieces` would read, in bytes. Pieces
+        of unknown tensors, and of other local parts, are left out.
 
         Raises:
             DamagedCheckpointError: a piece does not belong to its tensor.
@@ -117,7 +127,11 @@ class BoxReader:
         return found
 
     def read_pieces(self, stream: SeekableBytes, called: str, pieces: Iterable[StoredPiece], start: int) -> None:
-        """Read the wanted parts of these pieces; their bytes start at `start`.
+        """Read the wanted parts of these pieces into the tensors; pieces of unknown tensors are ignored.
+
+        Args:
+            called: the file's name in messages.
+            start: offset of the first piece in the stream.
 
         Raises:
             DamagedCheckpointError: a piece does not belong to its tensor.
@@ -150,7 +164,7 @@ def _check_piece(called: str, piece: StoredPiece, tensor: torch.Tensor, whole: t
 
 
 def _overlapping_rows(box: Box, wanted: Box) -> tuple[int, Box]:
-    """Return the rows of a box that overlap another one, after the number of elements before them."""
+    """Return the number of elements of a box before the rows that overlap `wanted`, and these rows as a box."""
     if not box.shape:
         return 0, box
     rows = Box((wanted.offset[0], *box.offset[1:]), (wanted.shape[0], *box.shape[1:]))
@@ -159,7 +173,16 @@ def _overlapping_rows(box: Box, wanted: Box) -> tuple[int, Box]:
 
 @torch.no_grad()
 def _read_box(stream: SeekableBytes, start: int, box: Box, into: torch.Tensor, wanted: Box) -> None:
-    """Read the wanted part of a box that starts at an offset; only the rows that overlap it are read."""
+    """Read the wanted part of a box into a tensor; only the rows that overlap it are read, directly if they are
+    contiguous there.
+
+    Args:
+        start: offset of the box in the stream.
+        into: a tensor of the wanted box's shape.
+
+    Raises:
+        OSError: the stream is too short.
+    """
     before, rows = _overlapping_rows(box, wanted)
     start += before * into.itemsize
     direct = rows.shape == wanted.shape and is_directly_readable(into)

@@ -30,7 +30,8 @@ _DTYPES = {code: name for name, code in CODES.items()}
 
 
 def read_state(storage: Storage, checkpoint: str, *, model_only: bool) -> dict[str, Any]:
-    """Return the state of a checkpoint, which contains only tensors, numbers, texts, and collections of them.
+    """Return the state of a checkpoint as a dict of only tensors, numbers, texts, and collections of them: `step`,
+    `model`, `experts`, `optimizer` and `extra`; with `model_only` without the last two.
 
     Raises:
         DamagedCheckpointError: it cannot be read.
@@ -62,7 +63,9 @@ def read_state(storage: Storage, checkpoint: str, *, model_only: bool) -> dict[s
 
 
 def _to_plain(value: Any) -> Any:
-    """Return a value with only the collections that torch reads without executing anything."""
+    """Return a value with dicts, tuples and lists instead of other collections (sets as sorted lists), which torch
+    reads without executing anything.
+    """
     if isinstance(value, dict):
         return {key: _to_plain(item) for key, item in cast(dict[Any, Any], value).items()}
     if isinstance(value, tuple):
@@ -74,7 +77,13 @@ def _to_plain(value: Any) -> Any:
 
 
 def main(place: str, checkpoint: str, output: str, what: str) -> None:
-    """Write the file.
+    """Write the state of a checkpoint into one file by `torch.save`; an existing file is replaced only once the new one
+    is complete.
+
+    Args:
+        place: the checkpoint directory.
+        output: the file.
+        what: "model" for the model alone.
 
     Raises:
         HoldfastError: the checkpoint cannot be read, or the file cannot be written.

@@ -26,9 +26,10 @@ _SUMS = 4
 
 
 def summarize_data(loader: MicroBatchLoader) -> BatchSummary:
-    """Return a summary of micro-batch 0 of step 1, or () for streams and for data that cannot be fetched now.
+    """Fetch micro-batch 0 of step 1 in this process, and return its summary. The global random generators stay
+    unchanged.
 
-    Streams are skipped, because reading one advances it.
+    Return () for streams, because reading one advances it, and if fetching fails, which is only logged.
     """
     if loader.streams is not None:
         return ()
@@ -42,7 +43,9 @@ def summarize_data(loader: MicroBatchLoader) -> BatchSummary:
 
 
 def summarize_batch(batch: Any) -> BatchSummary:
-    """Return a summary of all tensors, arrays, numbers and strings inside nested lists, tuples and mappings."""
+    """Return one summary for each tensor, array, number, string or other value inside nested lists, tuples and
+    mappings, in their order; at most `MAX_PARTS`.
+    """
     parts: list[PartSummary] = []
     for name, leaf in _iter_leaves(batch, ""):
         if len(parts) == MAX_PARTS:
@@ -52,6 +55,7 @@ def summarize_batch(batch: Any) -> BatchSummary:
 
 
 def _iter_leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield the path and the value of each leaf inside nested mappings and sequences; strings and bytes are leaves."""
     if isinstance(value, Mapping):
         for key, one in cast(Mapping[Any, Any], value).items():
             yield from _iter_leaves(one, f"{name}[{key!r}]")
@@ -63,6 +67,9 @@ def _iter_leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _summarize_leaf(name: str, leaf: Any) -> PartSummary:
+    """Return the summary of one value: its form (dtype and shape, or the type's name), and sums of floating-point
+    numbers or a hash of integers, strings and bytes. A file's folder does not count. Other values only have a form.
+    """
     if isinstance(leaf, float | np.ndarray | np.generic):
         try:
             leaf = torch.as_tensor(cast(Any, leaf))
@@ -84,6 +91,9 @@ def _summarize_leaf(name: str, leaf: Any) -> PartSummary:
 
 
 def _summarize_floats(name: str, form: str, tensor: torch.Tensor) -> PartSummary:
+    """Return the summary of a floating-point or complex tensor, of at most about `_SUMMED` evenly spaced elements: sums
+    with random signs, the norm, and a hash of which are finite if some are not.
+    """
     flat = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
     flat = flat.reshape(-1)
     values = flat[:: max(1, flat.numel() // _SUMMED)].to("cpu", torch.float64).numpy()
@@ -101,7 +111,7 @@ def _digest(content: bytes) -> str:
 
 @contextlib.contextmanager
 def _preserve_generators() -> Generator[None]:
-    """Restore the global generators of torch (on the host), Python and numpy afterwards."""
+    """Return a context that restores the global generators of torch (on the host), Python and numpy at its end."""
     ours, pythons, numpys = torch.get_rng_state(), random.getstate(), np.random.get_state()
     try:
         yield

@@ -66,6 +66,7 @@ class SampleFetcher:
         self._collate = default_collate if collate is None else collate
 
     def __call__(self, step: int, micro_batch: int, indices: list[int]) -> Any:
+        """Return the collated samples, fetched all at once if the data set has `__getitems__`."""
         fetch = getattr(self._dataset, "__getitems__", None)
         fetched: Any = fetch(indices) if callable(fetch) else [self._dataset[index] for index in indices]
         return self._collate(list(fetched))
@@ -122,7 +123,8 @@ class CurriculumData(JobData):
         self._newest: SampleOrder | None = None
 
     def fetch_argument(self, step: int, micro_batch: int) -> list[int]:
-        """Return the indices of its samples. Data sets of the same length continue one order.
+        """Return the indices of a micro-batch's samples in the data set of its step. Data sets of the same length
+        continue one order; another length starts one of its own.
 
         Raises:
             BadInputError: the step's data set has no indices.

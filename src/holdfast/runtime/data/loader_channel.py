@@ -43,7 +43,10 @@ class Message:
     parcel: int
 
     def unpack(self, main: Callable[[], ModuleType] | None = None) -> Any:
-        """Return the content of the parcel, and close it.
+        """Return the content of the parcel, and close the parcel in any case.
+
+        Args:
+            main: returns the script's module, see `parcels.unpack`.
 
         Raises:
             Exception: an exception of unpickling.
@@ -54,7 +57,7 @@ class Message:
             self.close()
 
     def close(self) -> None:
-        """Close the parcel."""
+        """Close the parcel, if the message has one."""
         if self.parcel >= 0:
             os.close(self.parcel)
 
@@ -70,14 +73,16 @@ class ChannelEnd:
         return self._end.fileno()
 
     def send(self, kind: MessageKind, number: int = 0, parcel: int = -1) -> bool:
-        """Send a message. The sender keeps its descriptor. Return False if the other end is gone."""
+        """Send a message, with a descriptor if `parcel` is not -1; the sender keeps its own. Return False if the other
+        end is gone.
+        """
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             socket.send_fds(self._end, [_MESSAGE.pack(kind, number)], [] if parcel < 0 else [parcel])
             return True
         return False
 
     def send_packed(self, kind: MessageKind, number: int, value: object) -> bool:
-        """Send a message with a pickled object as its parcel.
+        """Send a message with a pickled object as its parcel. Return False if the other end is gone.
 
         Raises:
             Exception: an exception of pickling.
@@ -89,7 +94,10 @@ class ChannelEnd:
             os.close(parcel)
 
     def receive(self, *, wait: bool) -> Message | None:
-        """Return the next message; None if none has arrived.
+        """Return the next message.
+
+        Args:
+            wait: block until there is one; else return None if none has arrived.
 
         Raises:
             EOFError: the other end is gone.
@@ -130,7 +138,9 @@ class LoaderTracebackError(TracebackElsewhereError):
 
 
 def pack_exception(error: BaseException, where: str) -> PackedException:
-    """Return an exception in picklable form, with the place that raised it and its traceback."""
+    """Return an exception in picklable form, with `where` it was raised and its traceback. One that cannot be pickled
+    becomes a RuntimeError with its text.
+    """
     story = "".join(traceback.format_exception(error))
     frames = tuple((frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__))
     try:
@@ -142,7 +152,7 @@ def pack_exception(error: BaseException, where: str) -> PackedException:
 
 
 def unpack_exception(failure: PackedException) -> BaseException:
-    """Return the exception of a failure, with its traceback as the cause."""
+    """Return the exception of a failure; its cause is a LoaderTracebackError with the original traceback."""
     error, where, story, frames = failure
     error.__cause__ = LoaderTracebackError(where, story, frames)
     return error

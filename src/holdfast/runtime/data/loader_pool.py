@@ -98,7 +98,7 @@ class LoaderPool:
         return sum(worker.up for worker in self._workers)
 
     def start(self) -> None:
-        """Start the loader workers; returns before they are ready.
+        """Start the loader workers, if they are not started; returns before they are ready.
 
         Raises:
             HoldfastError: no process can be started.
@@ -107,7 +107,9 @@ class LoaderPool:
             self._workers = [self._start_worker(number) for number in self._numbers]
 
     def request(self, keys: Iterable[Key]) -> None:
-        """Request micro-batches, the first ones first. Earlier requests for others are cancelled."""
+        """Request micro-batches, the first `capacity` of these, in this order. Earlier requests and results for others
+        are dropped. After a lasting failure nothing is requested.
+        """
         self._receive_messages(wait=False)
         requested = list(keys)[: self.capacity] if self._failure is None else []
         for key in [key for key in self._done if key not in requested]:
@@ -122,7 +124,7 @@ class LoaderPool:
                 self._send_request(key)
 
     def wait_for(self, key: Key) -> Any:
-        """Wait for a requested micro-batch, and return it.
+        """Wait for a requested micro-batch, and return it. Loader workers that die meanwhile are replaced.
 
         Raises:
             BaseException: an exception of the data set or collate function; its cause has the original traceback.
@@ -140,20 +142,21 @@ class LoaderPool:
         return message.unpack()
 
     def is_reserved(self, key: Key) -> bool:
-        """Return whether a micro-batch was requested, or may only be fetched by a loader worker."""
+        """Return whether a micro-batch must come from a loader worker: it was requested, a loader worker died of it, or
+        all do (`keep_apart`).
+        """
         under_way = any(key in worker.requested.values() for worker in self._workers)
         return self._keep_apart or under_way or key in self._done or self._deaths[key] > 0
 
     def will_deliver(self, key: Key) -> bool:
-        """Return whether a loader worker delivers a micro-batch: not before one is ready, unless one has died of it.
-
-        With `keep_apart`, micro-batches always come from loader workers.
+        """Return whether to wait for a loader worker with a micro-batch: if one is ready, one has died of it, all fail
+        to start (then `wait_for` raises), or with `keep_apart`.
         """
         self._receive_messages(wait=False)
         return self.workers_up > 0 or self._keep_apart or self._failure is not None or self._deaths[key] > 0
 
     def close(self) -> None:
-        """End the loader workers."""
+        """End the loader workers and the process that forks them, and drop fetched micro-batches."""
         for worker in self._workers:
             worker.close()
         for message in self._done.values():
@@ -165,6 +168,11 @@ class LoaderPool:
         self._processes.close()
 
     def _start_worker(self, number: int) -> _LoaderWorker:
+        """Fork a loader worker, and send it this process's settings and the fetch function.
+
+        Raises:
+            HoldfastError: the process cannot be started.
+        """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         channel = ChannelEnd(ours)
         try:
@@ -178,6 +186,9 @@ class LoaderPool:
         return _LoaderWorker(number=number, channel=channel, process=process)
 
     def _send_request(self, key: Key) -> None:
+        """Request a micro-batch from the loader worker with the fewest requests; with `keep_apart`, always from the
+        same one for its number.
+        """
         step, micro_batch = key
         if self._keep_apart:
             worker = self._workers[micro_batch % len(self._workers)]
@@ -190,7 +201,9 @@ class LoaderPool:
         )
 
     def _receive_messages(self, *, wait: bool) -> None:
-        """Handle messages of the loader workers; with `wait`, block until there is one."""
+        """Handle all messages of the loader workers, and replace those that died; with `wait`, block until there is
+        one.
+        """
         poll = select.poll()
         for worker in self._workers:
             poll.register(worker.channel, select.POLLIN)
@@ -203,6 +216,9 @@ class LoaderPool:
                 self._replace_worker(worker)
 
     def _on_message(self, worker: _LoaderWorker, message: Message) -> None:
+        """Handle a message: the loader worker is ready, its set-up failed (a lasting failure), or it has fetched a
+        micro-batch or failed to. Results that are no longer requested are dropped.
+        """
         if message.kind is MessageKind.UP:
             worker.up = True
         elif not message.number:
@@ -213,7 +229,9 @@ class LoaderPool:
             message.close()  # cancelled meanwhile
 
     def _replace_worker(self, dead: _LoaderWorker) -> None:
-        """Replace a loader worker that died, and send its requests again."""
+        """Replace a loader worker that died, and send its requests again, except for one of which it died twice. If it
+        died before it was ready, twice in a row, no more are started: that is a lasting failure.
+        """
         how = dead.process.describe_end(_EXIT_WAIT_S)
         dead.close()
         at = next(iter(dead.requested.values()), None) if dead.up else None
@@ -242,12 +260,18 @@ class LoaderPool:
 
 
 def _describe_activity(worker: _LoaderWorker, at: Key | None) -> str:
+    """Return when a loader worker died, in words: at the micro-batch `at`, while idle, or before it was ready."""
     if at is not None:
         return f"at micro-batch {at[1]} of step {at[0]}"
     return "while idle" if worker.up else "before it was ready"
 
 
 def _pack_fetch(fetch: Fetch) -> int:
+    """Return a parcel with the pickled fetch function.
+
+    Raises:
+        BadInputError: it cannot be pickled.
+    """
     try:
         return pack(fetch)
     except (pickle.PicklingError, AttributeError, TypeError, ValueError, RuntimeError) as error:

@@ -40,7 +40,9 @@ class LoaderSetting(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of_this_process(cls, number: int, seed: int, part: int) -> LoaderSetting:
-        """Return the setting of this process, for one of its loader workers."""
+        """Return the setting of this process, for its loader worker with this number; the variable of workers is
+        replaced by that of loader workers.
+        """
         kept = {name: value for name, value in os.environ.items() if name != environment.WORKER}
         return cls(
             worker_pid=os.getpid(),
@@ -55,7 +57,9 @@ class LoaderSetting(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def apply(self) -> None:
-        """Apply the worker's environment, and name this process after the worker."""
+        """Set this process's environment variables, working directory, import path and arguments to the worker's, and
+        name this process after the worker.
+        """
         with open(_COMM, "w") as name:
             name.write(f"loader-{self.worker_pid}")
         os.environ.clear()
@@ -73,10 +77,10 @@ class LoaderProcess:
         self._requests: deque[Message] = deque()
 
     def serve(self) -> None:
-        """Make micro-batches until the worker is gone.
+        """Set up, report that this process is ready, and answer requests one after the other until the worker is gone.
 
         Raises:
-            EOFError: the worker is gone.
+            EOFError: the worker is gone, or the set-up failed.
         """
         setting, fetch, main = self._set_up()
         self._channel.send(MessageKind.UP)
@@ -85,6 +89,11 @@ class LoaderProcess:
             self._answer_request(self._requests.popleft(), setting, fetch, main)
 
     def _set_up(self) -> tuple[LoaderSetting, Fetch, LoadedMain]:
+        """Receive the setting and the fetch function, and apply the setting. An exception is sent to the worker.
+
+        Raises:
+            EOFError: the set-up failed, or the worker is gone.
+        """
         message, given = self._channel.receive(wait=True), self._channel.receive(wait=True)
         assert message is not None
         assert given is not None
@@ -100,7 +109,9 @@ class LoaderProcess:
         return setting, fetch, main
 
     def _receive_requests(self) -> None:
-        """Receive all requests that have arrived; wait if there is nothing to do."""
+        """Receive all messages that have arrived: queue requests, and drop cancelled ones from the queue. Wait if the
+        queue is empty.
+        """
         while (message := self._channel.receive(wait=not self._requests)) is not None:
             if message.kind is MessageKind.FETCH:
                 self._requests.append(message)

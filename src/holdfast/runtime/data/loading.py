@@ -88,7 +88,9 @@ class MicroBatchLoader:
             self._pool.start()
 
     def expect(self, coming: Iterator[Key]) -> None:
-        """Announce the micro-batches to load from now on (step and number, in order), if nothing changes."""
+        """Announce the micro-batches to load from now on (step and number, in order), so that loader workers fetch the
+        first ones; earlier announcements are void. Does nothing without loader workers.
+        """
         if self._pool is not None:
             self._upcoming, self._ahead = takewhile(self._is_needed, coming), deque()
             self._extend_ahead(self._pool)
@@ -96,7 +98,8 @@ class MicroBatchLoader:
             self._request_ahead(self._pool)
 
     def load(self, step: int, micro_batch: int) -> Any:
-        """Return the collated micro-batch on the device.
+        """Return the collated micro-batch, or this rank's part of its samples, on the device. It comes from a loader
+        worker, or is fetched here.
 
         Raises:
             BaseException: an exception of the data set or collate function, also in a loader worker.
@@ -109,7 +112,9 @@ class MicroBatchLoader:
         return move_to_device(fetched, self.device, pin=self._pins)
 
     def fetch_whole(self, step: int, micro_batch: int) -> Any:
-        """Fetch a micro-batch in this process, with the samples of all ranks of a replica group. Not for streams."""
+        """Fetch a micro-batch in this process, and return it on the host, with the samples of all ranks of a replica
+        group. Seeds the global random generators. Not for streams.
+        """
         argument = self._data.fetch_argument(step, micro_batch)
         seed_fetch(self.order.seed, step, micro_batch, devices=False)
         return self._data.fetch(step, micro_batch, argument)
@@ -121,7 +126,9 @@ class MicroBatchLoader:
             self._pool = None
 
     def _fetch_by_pool(self, step: int, micro_batch: int) -> Any:
-        """Return a micro-batch from a loader worker, if there is one."""
+        """Return a micro-batch from a loader worker, and request the next ones. It is fetched here without loader
+        workers, while none is ready, and if it is the first one of a step that was not requested in time.
+        """
         pool, key = self._pool, (step, micro_batch)
         if pool is None:
             return self._fetch_here(step, micro_batch)
@@ -138,12 +145,13 @@ class MicroBatchLoader:
         return batch
 
     def _fetch_here(self, step: int, micro_batch: int) -> Any:
+        """Seed the random generators, and fetch this rank's part of a micro-batch in this process."""
         argument = self._fetch_argument(step, micro_batch)
         seed_fetch(self.order.seed, step, micro_batch, self._random_part, devices=True)
         return self._data.fetch(step, micro_batch, argument)
 
     def _fetch_argument(self, step: int, micro_batch: int) -> Any:
-        """Return the argument to fetch this rank's part of a micro-batch."""
+        """Return the third argument of `fetch`: if it is a list of sample indices, this rank's part of it."""
         argument = self._data.fetch_argument(step, micro_batch)
         if self._parts == 1 or not self._data.has_indices:
             return argument
@@ -191,10 +199,11 @@ class MicroBatchLoader:
 
 
 def make_job_data(data: Any, collate: Collate | None, sizes: StepSizes) -> JobData:
-    """Return the data of a script.
+    """Return the data of a script, by their kind: an object with batch(step, micro_batch), streams, a data set with
+    indices, an iterable data set with shards, or a function that returns the data set of a step.
 
-    Raises:
-        BadInputError: they cannot be used.
+    Args:
+        collate: makes a micro-batch of samples; None: torch's default.
     """
     if _has_method(data, "batch", "step", "micro_batch"):
         return JobData(sizes, BatchFetcher(data))
@@ -216,7 +225,9 @@ def make_job_data(data: Any, collate: Collate | None, sizes: StepSizes) -> JobDa
 
 
 def _has_method(data: Any, method: str, *arguments: str) -> bool:
-    """Return whether there is a method with these arguments; other data sets may have methods of the same name."""
+    """Return whether there is a method whose first arguments have these names; other data sets may have methods of the
+    same name.
+    """
     found = getattr(data, method, None)
     try:
         return callable(found) and tuple(inspect.signature(found).parameters)[: len(arguments)] == arguments
@@ -258,7 +269,8 @@ def _check_curriculum(data: Callable[..., Any]) -> None:
 
 
 def slice_batch(batch: Any, part: int, parts: int, samples: int) -> Any:
-    """Return one of equal parts of a micro-batch: a slice of all tensors and lists in it, along their first axis.
+    """Return part `part` of `parts` equal parts of a micro-batch: a slice of all tensors and lists in it, along their
+    first axis, inside dicts, tuples and lists of tensors. Scalars and other values are returned unchanged.
 
     Raises:
         BadInputError: one has another number of samples there.
@@ -286,7 +298,8 @@ def slice_batch(batch: Any, part: int, parts: int, samples: int) -> Any:
 
 
 def move_to_device(batch: Any, device: torch.device, *, pin: bool = False) -> Any:
-    """Move all tensors inside nested lists, tuples and mappings; return everything else unchanged.
+    """Return a batch with all tensors inside nested lists, tuples and dicts on the device; other values are unchanged.
+    Copies do not block the host.
 
     Args:
         pin: copy through page-locked memory, so that only the device waits for the copy.

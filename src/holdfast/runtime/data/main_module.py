@@ -29,7 +29,9 @@ class MainModule(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of_this_process(cls) -> MainModule:
-        """Return the location of this process's script."""
+        """Return the location of this process's script: its module's name if it has one (`-m`), else the absolute path
+        of its file, or neither.
+        """
         main = sys.modules[MAIN]
         spec = getattr(main, "__spec__", None)
         if spec is not None:
@@ -46,7 +48,7 @@ class LoadedMain:
         self._module: ModuleType | None = None
 
     def __call__(self) -> ModuleType:
-        """Return the module.
+        """Return the script's module; the first call runs the script up to `holdfast.init()`.
 
         Raises:
             AttributeError: there is no script, or it defines the requested name after `holdfast.init()`.
@@ -57,6 +59,13 @@ class LoadedMain:
         return self._module
 
     def _load(self) -> ModuleType:
+        """Run the script as a new module, at most up to `holdfast.init()`, and return it. It replaces `__main__`, so
+        that pickles find it.
+
+        Raises:
+            AttributeError: it cannot be found.
+            BaseException: an exception of the script.
+        """
         module = _Script(LOADED_MAIN)
         code = self._code(module)
         sys.modules[LOADED_MAIN] = sys.modules[MAIN] = module
@@ -67,6 +76,11 @@ class LoadedMain:
         return module
 
     def _code(self, module: ModuleType) -> CodeType:
+        """Return the script's compiled code, and set the file and the package of its new module.
+
+        Raises:
+            AttributeError: it has no file, or its module cannot be found.
+        """
         if self._main.name:
             spec = importlib.util.find_spec(self._main.name)
             loader = spec.loader if spec is not None else None
@@ -85,6 +99,9 @@ class _Script(ModuleType):
     """A script's module that explains why a name is missing."""
 
     def __getattr__(self, name: str) -> object:
+        """Raise AttributeError for a missing name; if the script was stopped at `holdfast.init()`, it says that
+        definitions belong above.
+        """
         stopped = self.__dict__.get("__stopped__", False) and not name.startswith("__")
         why = "; in loader workers the script is run up to holdfast.init(): define it above that" if stopped else ""
         raise AttributeError(f"the script {self.__dict__.get('__file__')} has no {name!r}{why}")

@@ -31,7 +31,8 @@ _COPIED_BYTES = 1 << 16
 
 
 def pack(value: object) -> int:
-    """Return the descriptor of a new parcel.
+    """Write a value into a new memory file: its pickle, then its large pieces of memory, aligned. Return the file's
+    descriptor, which the caller must close.
 
     Raises:
         Exception: an exception of pickling, such as PicklingError, TypeError or AttributeError.
@@ -94,6 +95,9 @@ class _Pickler(pickle.Pickler):
         super().__init__(stream, protocol=5, buffer_callback=buffer_callback)
 
     def reducer_override(self, obj: Any) -> Any:
+        """Pickle a plain host tensor as a separate piece of memory with its strides; one with large gaps is made
+        contiguous first. All other objects are pickled as usual.
+        """
         if type(obj) is not torch.Tensor or not _is_plain(obj):
             return NotImplemented
         # Keep the strides: kernels may sum in another order otherwise.
@@ -116,6 +120,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _rebuild_tensor(piece: Any, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
+    """Return a tensor with this shape and these strides, in the memory of the piece; an empty one without memory."""
     if not memoryview(piece).nbytes:
         return torch.empty(shape, dtype=dtype)
     return from_buffer(piece).view(dtype).as_strided(shape, stride)
@@ -129,6 +134,9 @@ class _Unpickler(pickle.Unpickler):
         self._main = main
 
     def find_class(self, module_name: str, global_name: str) -> Any:
+        """Return a class or function by its name; a definition of the script is looked up in the module that `main`
+        returns.
+        """
         if module_name not in (MAIN, LOADED_MAIN):
             return super().find_class(module_name, global_name)
         found: Any = self._main()
@@ -142,7 +150,7 @@ def _align(place: int) -> int:
 
 
 def _write(parcel: int, piece: bytes | memoryview, place: int) -> int:
-    """Write a piece at a position, and return where it ends."""
+    """Write a whole piece into a file at position `place`, and return the position after it."""
     left = memoryview(piece)
     while left.nbytes:
         written = os.pwrite(parcel, left, place)

@@ -36,9 +36,11 @@ def seed_micro_batch(seed: int, step: int, micro_batch: int, part: int = 0) -> N
 
 
 def seed_fetch(seed: int, step: int, micro_batch: int, part: int = 0, *, devices: bool) -> None:
-    """Seed the same generators for the data set and the collate function.
+    """Seed the global generators of torch, Python and numpy (the legacy one) before a micro-batch is fetched, for the
+    data set and the collate function.
 
     Args:
+        part: see `seed_micro_batch`.
         devices: whether to seed torch's generators of all devices too.
     """
     drawn = derive_seed(seed, step, micro_batch, part, of=_FETCHING)
@@ -46,6 +48,7 @@ def seed_fetch(seed: int, step: int, micro_batch: int, part: int = 0, *, devices
 
 
 def _seed(stream: int, *, devices: bool) -> None:
+    """Seed the global generators of torch, Python and numpy; of torch's only the host's, or with `devices` all."""
     if devices:
         seed_all(stream)
     else:

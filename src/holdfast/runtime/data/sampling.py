@@ -98,7 +98,7 @@ class SampleOrder(StepSizes):
         self._passes: OrderedDict[int, np.ndarray] = OrderedDict()
 
     def indices(self, step: int, micro_batch: int) -> list[int]:
-        """Return the samples of a micro-batch. Steps count from 1, micro-batches from 0.
+        """Return the indices of a micro-batch's samples in the data set. Steps count from 1, micro-batches from 0.
 
         Raises:
             ValueError: the step or micro-batch does not exist.
@@ -108,11 +108,14 @@ class SampleOrder(StepSizes):
         return [self.sample_at(place) for place in range(start, start + self.micro_batch)]
 
     def sample_at(self, place: int) -> int:
-        """Return the sample at a position of the endless sequence."""
+        """Return the index of the sample at a 0-based position of the endless sequence of passes."""
         number, offset = divmod(place, self.length)
         return int(self._permutation_of(number)[offset])
 
     def _permutation_of(self, number: int) -> np.ndarray:
+        """Return the order of samples in a pass: a permutation that follows from the seed and the pass's 0-based
+        number. The last `_KEPT_PASSES` ones are kept.
+        """
         order = self._passes.get(number)
         if order is None:
             # Philox is counter-based: the key alone determines the stream, independent of earlier draws.

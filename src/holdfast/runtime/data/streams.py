@@ -50,7 +50,7 @@ class Shards:
         self._micro_batch = micro_batch
 
     def check_shards(self, micro_batches: int) -> None:
-        """Check that there are enough shards for this many streams.
+        """Check that the data set can be split into this many streams: it has shard(), and enough shards.
 
         Raises:
             BadInputError: there are too few, or the data set has no shards.
@@ -100,6 +100,11 @@ class _Passes:
         return self
 
     def __next__(self) -> Any:
+        """Return the next item; at the end of a pass, start the next pass.
+
+        Raises:
+            BadInputError: that pass is empty.
+        """
         try:
             return next(self._items)
         except StopIteration:
@@ -114,10 +119,10 @@ class _Passes:
 
     @property
     def state(self) -> bytes:
-        """The stream's state; b"" if it has none.
+        """The number of the pass and the stream's own state, encoded; b"" if the stream has no state_dict().
 
         Raises:
-            BadInputError: the state is too large, or has values that cannot be sent.
+            BadInputError: the state is larger than `MAX_STATE_BYTES`, or has values that cannot be sent.
         """
         if not hasattr(self._pass, "state_dict"):
             return b""
@@ -133,6 +138,14 @@ class _Passes:
         return state
 
     def _start_pass(self, state: Any) -> None:
+        """Open the stream for a pass, tell it the pass's number by `set_epoch`, if it has that, and restore its state.
+
+        Args:
+            state: from `state`, decoded; None to start at the beginning.
+
+        Raises:
+            BadInputError: the opened object cannot be iterated.
+        """
         if state is not None:
             self._number = state["pass"]
         one = self._pass = self._open_pass()
@@ -166,9 +179,13 @@ class StreamFetcher:
         self._streams: dict[int, _Passes] = {}
 
     def __getstate__(self) -> dict[str, Any]:
+        """Return the state for pickling, without the open streams."""
         return {**self.__dict__, "_streams": {}}
 
     def __call__(self, step: int, micro_batch: int, standing: StreamPosition) -> Fetched:
+        """Return a stream's micro-batch of a step, with the state after it. If the stream is not open here at a usable
+        position, it is opened at `standing`; micro-batches before `step` are read and dropped.
+        """
         passes = self._streams.pop(micro_batch, None)
         if passes is None or not standing.at <= passes.at < step:
             name = f"the stream of micro-batch {micro_batch}"
@@ -222,7 +239,9 @@ class StreamedData(JobData, NoteSource):
         self._merged_states = list(notes)
 
     def apply(self) -> None:
-        """Put the merged states in force."""
+        """Put the merged states in force as the positions after this step; a stream without a state is read from its
+        beginning.
+        """
         self._at += 1
         self._positions = [
             StreamPosition(self._at, state) if state else StreamPosition(0, b"") for state in self._merged_states
@@ -235,7 +254,7 @@ class StreamedData(JobData, NoteSource):
         return {"at": self._at, "states": [standing.state for standing in self._positions]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the positions of all streams.
+        """Restore the positions of all streams; one without a state is read from its beginning.
 
         Raises:
             ValueError: the state has another number of micro-batches.

@@ -52,12 +52,16 @@ class DataOptions:
 
 
 def unwrap_loader(data: Any, options: DataOptions, micro_batch: int) -> tuple[Any, DataOptions, str]:
-    """Return a DataLoader's data set, how to read it, and a warning about differences.
+    """Return a DataLoader's data set, how to read it, and a warning that its own order is not used, or "".
 
     Other data are returned as they are. `options` take precedence over the loader's own.
 
+    Args:
+        micro_batch: samples of one micro-batch.
+
     Raises:
-        BadInputError: the loader has another batch size or its own order of samples, or prefetches without workers.
+        BadInputError: the loader has another batch size, its own order of samples, or an iterable data set without a
+            batch size; or it prefetches without loader workers.
     """
     if not all(hasattr(data, name) for name in _PARTS):
         return data, _check_prefetch(options), ""
@@ -110,7 +114,9 @@ def is_stream(dataset: object) -> bool:
 
 
 def _describe_own_order(loader: Any) -> str:
-    """Describe how a loader chooses its samples; "" for torch's shuffle or no shuffle."""
+    """Return how a loader chooses its samples, in words, if a script's own sampler or batch sampler does that, or
+    samples are drawn twice or left out; "" for torch's plain shuffle or no shuffle.
+    """
     sampler, batches = loader.sampler, loader.batch_sampler
     if batches is not None and not _is_torch_sampler(batches, BatchSampler):
         return f"its own batch_sampler ({type(batches).__name__})"
@@ -127,6 +133,9 @@ def _is_torch_sampler(sampler: object, kind: type) -> bool:
 
 
 def _describe_difference(loader: Any) -> str:
+    """Return a warning that the loader's order, shuffled or not, is replaced by holdfast's, and that its worker_init_fn
+    is not called.
+    """
     order = "shuffled in its own order" if _is_torch_sampler(loader.sampler, RandomSampler) else "in their order"
     text = (
         f"holdfast reads the DataLoader's data set directly: the loader would give samples {order}; holdfast shuffles "

@@ -55,7 +55,7 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def layout_dimensions(mesh: Any) -> tuple[str, ...]:
-    """Return the layout's name of each dimension of a mesh, "" if it is not one of the layout's dimensions.
+    """Return the layout's name of each dimension of a mesh; "" for one that is not the layout's.
 
     If the mesh has other names than the layout (`Job.mesh_as`), the names of its groups show the layout's names.
     """
@@ -67,7 +67,9 @@ def layout_dimensions(mesh: Any) -> tuple[str, ...]:
 
 
 def placement_of(tensor: torch.Tensor) -> TensorPlacement:
-    """Return how a tensor is spread."""
+    """Return the global shape of a DTensor, and its placements in words along the dimensions of its mesh; `NOT_SPREAD`
+    for a plain tensor.
+    """
     if not is_dtensor(tensor):
         return NOT_SPREAD
     untyped: Any = tensor
@@ -102,10 +104,11 @@ def wrap_like(local: torch.Tensor, like: torch.Tensor, whole: tuple[int, ...] | 
 
 
 def parse_cuts(placed: str) -> dict[str, int | None] | None:
-    """Return the cut dimension of a tensor for each dimension of a mesh, or None if it is not cut there.
+    """Return which dimension of a tensor is cut along each dimension of a mesh, by the latter's name; None for a
+    dimension along which it is not cut.
 
     Args:
-        placed: placements in words; the result is None if they have another form.
+        placed: placements in words, as in `TensorPlacement`. The result is None if they have another form.
     """
     matches = [_CUT.fullmatch(words) for words in placed.split(", ")]
     cuts = {found[1]: int(found[2]) if found[2] else None for found in matches if found}

@@ -27,6 +27,7 @@ class FaultingCommunicator(Communicator):
 
     @property
     def groups(self) -> tuple[Communicator, ...]:
+        """The inner communicator's groups, with the same faults in each."""
         inner, faults, step, phase = self._inner, self._faults, self._step, self._phase
         return tuple(
             self if group is inner else FaultingCommunicator(group, faults, step, phase) for group in inner.groups
@@ -39,6 +40,7 @@ class FaultingCommunicator(Communicator):
         output_splits: Sequence[int] | None = None,
         input_splits: Sequence[int] | None = None,
     ) -> Pending:
+        """Start it on the inner communicator, then execute the fault that is due in this phase of the step."""
         pending = self._inner.start_all_to_all(output, input, output_splits, input_splits)
         self._faults.strike_at(self._phase, self._step)
         return pending
@@ -53,6 +55,7 @@ class FaultingCommunicator(Communicator):
         return self._inner.prefers_reduce_scatter(input)
 
     def start_reduce_scatter(self, output: torch.Tensor, input: torch.Tensor) -> Pending:
+        """Start it on the inner communicator, then execute the fault that is due in this phase of the step."""
         pending = self._inner.start_reduce_scatter(output, input)
         self._faults.strike_at(self._phase, self._step)
         return pending

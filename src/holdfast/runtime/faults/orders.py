@@ -56,7 +56,9 @@ class Faults:
         self._hold, self._drop, self._corrupt = hold, drop, corrupt
 
     def on_inject(self, inject: Inject) -> None:
-        """Execute a fault at once, or keep it for its step and phase or for the training thread."""
+        """Execute a fault at once if it has no step and no phase and does not need the training thread; else log it and
+        keep it until it is due.
+        """
         if inject.step is None and not inject.phase and inject.fault not in IN_THREAD:
             self._strike(inject)
             return
@@ -70,16 +72,19 @@ class Faults:
         return bool(self._pending) and any(_is_due(inject, phase, step) for inject in list(self._pending))
 
     def strike_at(self, phase: str, step: int) -> None:
-        """Execute a fault that is due in this phase. May not return.
+        """Execute the first fault that is due in this phase of a step, once. May not return.
 
         Raises:
             InjectedError: fault="raise".
+            MemoryError: fault="memory".
         """
         if self._pending:
             self._strike_due(phase, step, raising=True)
 
     def strike_in_compute(self, step: int) -> None:
-        """Execute a fault that is due in the middle of a micro-batch, such as a hang."""
+        """Execute a fault that is due in the middle of a micro-batch: a hang without a phase, or with the phase
+        `compute`.
+        """
         if self._pending:
             self._strike_due("compute", step, raising=True, at_work=True)
 
@@ -103,7 +108,9 @@ class Faults:
             raise OSError(errno.ENOSPC, f"injected fault: {os.strerror(errno.ENOSPC)}")
 
     def strike_in_side_thread(self, phase: str, step: int) -> None:
-        """Execute a due fault in another thread. An exception is raised in the training thread instead."""
+        """Execute a fault that is due in this phase, called by another thread than the training thread. Faults that
+        only the training thread can execute are left; a due exception is raised there at its next phase.
+        """
         if not self._pending:
             return
         with self._lock:
@@ -113,6 +120,13 @@ class Faults:
         self._strike_due(phase, step, raising=False)
 
     def _strike_due(self, phase: str, step: int, *, raising: bool, at_work: bool = False) -> None:
+        """Remove and execute the first fault that is due, if there is one.
+
+        Args:
+            raising: whether this is the training thread, which can execute all faults.
+            at_work: whether this is the middle of a micro-batch: only the faults of `strike_in_compute` strike there,
+                and only there.
+        """
         with self._lock:
             here = (inject for inject in self._pending if _strikes_in_compute(inject) == at_work)
             wanted = (inject for inject in here if raising or inject.fault not in IN_THREAD)
@@ -123,6 +137,9 @@ class Faults:
             self._strike(due)
 
     def _strike(self, inject: Inject) -> None:
+        """Execute a fault now: raise, call a registered action, hang, slow this worker or its link down, block its
+        network, fill its disk, or end the process (all other faults).
+        """
         match inject.fault:
             case "raise":
                 raise InjectedError("injected fault: an exception in the training thread")
@@ -148,7 +165,9 @@ class Faults:
                 self._end_process(inject)
 
     def _end_process(self, inject: Inject) -> None:
-        """Kill or stop this process, and also its agent if the whole node should fail."""
+        """End this process: exit, stop it ("freeze"), or kill it (any other fault). If the whole node should fail, its
+        agent is stopped or killed first.
+        """
         agent = self._agent_pid() if inject.whole_node else None
         if inject.fault == "exit":
             os._exit(EXIT_CODE)

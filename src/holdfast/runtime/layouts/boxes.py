@@ -15,10 +15,12 @@ from holdfast.runtime.dtensor.replica_position import ReplicaPosition
 
 
 def find_box(name: str, tensor: torch.Tensor, place: ReplicaPosition) -> Box:
-    """Return which part of a tensor this rank holds; all of it if the tensor is not sharded.
+    """Return which part of a tensor this rank holds, as a box of the whole tensor; all of it if the tensor is not
+    sharded.
 
     Args:
         name: the tensor's name in error messages.
+        place: this worker's position in its replica group.
 
     Raises:
         BadInputError: the part is not a box.
@@ -52,10 +54,13 @@ def find_box(name: str, tensor: torch.Tensor, place: ReplicaPosition) -> Box:
 def find_box_like(
     shape: Sequence[int], cuts: Mapping[str, int | None], beside: torch.Tensor, place: ReplicaPosition
 ) -> Box:
-    """Return which part of a tensor this rank holds, if it is sharded over the mesh of another tensor.
+    """Return which part of a tensor of this whole shape this rank would hold, if it is sharded over the mesh of another
+    tensor.
 
     Args:
         cuts: for each dimension of that mesh, by its name there, the sharded axis; None: not sharded.
+        beside: the other tensor, a DTensor.
+        place: this worker's position in its replica group.
     """
     box, untyped = Box.of_whole(shape), cast(Any, beside)
     for cut, axis in zip(cuts.values(), layout_dimensions(untyped.device_mesh), strict=True):
@@ -64,7 +69,13 @@ def find_box_like(
 
 
 def _cut_box(box: Box, dimension: int, axis: str, place: ReplicaPosition) -> Box:
-    """Return the part of a box for this rank, as torch shards it along a dimension of the mesh."""
+    """Return the part of a box for this rank, as torch shards it: equal parts, rounded up, so that the last ones may be
+    smaller or empty.
+
+    Args:
+        dimension: of the tensor.
+        axis: the dimension of the layout along which it is sharded, `SHARD` or `TENSOR`.
+    """
     layout = place.layout
     parts, part = (layout.shard, place.shard) if axis == SHARD else (layout.tensor, place.tensor)
     size = box.shape[dimension]

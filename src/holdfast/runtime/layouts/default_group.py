@@ -19,6 +19,11 @@ NAME = "holdfast-replica"
 
 
 def _refuse(what: str) -> NoReturn:
+    """Refuse an operation on torch's default process group, `what`.
+
+    Raises:
+        BadInputError: always; it says which groups to use instead.
+    """
     raise BadInputError(
         f"{what} on torch's default process group: under holdfast it only tells which part of the model replica "
         "this process has, and has no connections; name a dimension of the mesh, as in dist.all_reduce(tensor, "
@@ -28,6 +33,8 @@ def _refuse(what: str) -> NoReturn:
 
 
 def _make_refused(name: str) -> Any:
+    """Return a method of a process group with this name that raises BadInputError."""
+
     def collective(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
         _refuse(f"{name}()")
 

@@ -34,7 +34,9 @@ class Reduction:
 
 
 def parse_reduction(op: Any, size: int) -> Reduction:
-    """Convert torch's `ReduceOp`, or one of its constants."""
+    """Convert torch's `ReduceOp`, or one of its constants, for a group of `size`. A mean becomes a sum with a factor of
+    1 / size, and PREMUL_SUM a sum with its factor.
+    """
     # its constants are instances too, with another state
     state: tuple[Any, Any] = op.__getstate__() if type(op) is _ops else (op, None)
     kind, factor = state
@@ -60,6 +62,9 @@ def fold(versions: Sequence[torch.Tensor], out: torch.Tensor, reduction: Reducti
 
 
 def _fold(versions: Sequence[torch.Tensor], out: torch.Tensor, reduction: Reduction) -> None:
+    """Reduce tensors into `out`, in this order: floating-point sums in float32 or wider, all else pairwise in its
+    dtype; then multiply by the factor.
+    """
     if reduction.kind == "SUM" and out.is_floating_point():
         sum_versions(versions, out, reduction.scale)
         return

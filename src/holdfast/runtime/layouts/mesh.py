@@ -51,14 +51,16 @@ class ReplicaMesh:
         self.mesh = self.rename_dimensions({dimension: dimension for dimension in DIMENSIONS})
 
     def rename_dimensions(self, dimensions: Mapping[str, str]) -> DeviceMesh:
-        """Return the same ranks as a mesh with other names, and more dimensions.
+        """Return a mesh of this rank's part of the replica with other names, and additional dimensions of size 1.
+        Dimensions of the layout may be left out; the groups are the same.
 
         Args:
             dimensions: for each name in the new mesh, the slowest first: a dimension of the layout, in their order; or
                 "" for a dimension of size 1.
 
         Raises:
-            BadInputError: a dimension of the layout is out of order, repeated or unknown.
+            BadInputError: a dimension of the layout is out of order, repeated or unknown, or has the name of another
+                one.
         """
         of_layout = [dimension for dimension in dimensions.values() if dimension]
         misnamed = any(name in DIMENSIONS and name != of for name, of in dimensions.items())
@@ -91,7 +93,14 @@ class ReplicaMesh:
         return next((group.left_error for group in self.groups.values() if group.left_error is not None), None)
 
     def swap(self, communicators: Mapping[str, Communicator], *, sever: bool = True) -> None:
-        """Move the groups to new communicators, one per dimension in `connected_ranks`, and retire the old ones."""
+        """Move the groups to new communicators, one per dimension in `connected_ranks`, and retire the old ones.
+
+        Args:
+            sever: break the old ones' connections; False if peers may still finish their last operation.
+
+        Raises:
+            ValueError: the dimensions are others.
+        """
         if communicators.keys() != self.connected_ranks.keys():
             raise ValueError(f"got communicators for {sorted(communicators)}, expected {sorted(self.connected_ranks)}")
         for dimension, communicator in communicators.items():

@@ -45,10 +45,11 @@ class OuterWork(_Work):
         self._advance()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait for the end. Return False if the collective was left and the group discards left work.
+        """Run the remaining rounds, and return True at the end. Return False if the collective was left before, and the
+        group discards left work. The timeout is ignored.
 
         Raises:
-            CollectiveLeftError: it was left, now or before.
+            CollectiveLeftError: it was left, now or before. Then all collectives of the group are left.
         """
         while self._rounds is not None:
             try:
@@ -67,7 +68,11 @@ class OuterWork(_Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        """Return whether it has ended. Never blocks."""
+        """Return whether it has ended; starts the next round if the present one is done. Never blocks.
+
+        Raises:
+            CollectiveLeftError: it failed now.
+        """
         while self._rounds is not None:
             if not all(pending.done() for pending in self._pending):
                 return False
@@ -94,7 +99,9 @@ class OuterWork(_Work):
         return future
 
     def abandon(self, error: CollectiveLeftError) -> list[torch.Tensor]:
-        """Drop all references, and return the output tensors. The communicator keeps its operations in progress."""
+        """Mark it as left because of `error`, unless it has ended. Drop all references, and return the output tensors.
+        The communicator keeps its operations in progress.
+        """
         rounds, self._rounds, self._pending = self._rounds, None, ()
         results, self._results = self._results, None
         if rounds is not None:
@@ -103,6 +110,7 @@ class OuterWork(_Work):
         return _flatten_results(results)
 
     def _advance(self) -> None:
+        """Start the next round; after the last one, remove this collective from its group."""
         if self._rounds is None:
             return
         pending = next(self._rounds, None)
@@ -148,6 +156,9 @@ class OuterGroup(_ProcessGroup):
 
         Args:
             sever: break the connections of the old one; False if peers may still finish their last operation.
+
+        Raises:
+            ValueError: it has another rank or size, or is the present one.
         """
         if (communicator.rank, communicator.size) != (self.rank(), self.size()):
             raise ValueError(
@@ -160,7 +171,12 @@ class OuterGroup(_ProcessGroup):
         self._communicator, self.left_error = communicator, None
 
     def retire_communicator(self, *, sever: bool = True) -> None:
-        """Retire the communicator. Collectives raise until the next swap."""
+        """Retire the communicator, if there is one, and leave its work in progress. Collectives raise until the next
+        swap.
+
+        Args:
+            sever: also break its connections.
+        """
         communicator, self._communicator = self._communicator, None
         if self.left_error is None:
             self.mark_left(HaltedError(f"group {self._name} has no connections now"))
@@ -168,7 +184,9 @@ class OuterGroup(_ProcessGroup):
             communicator.retire(sever=sever)
 
     def mark_left(self, error: CollectiveLeftError) -> None:
-        """Make every collective raise from now on: after one was left, ranks may not agree which is next."""
+        """Make every collective raise from now on, until the next swap, and leave all work in progress: after one was
+        left, ranks may not agree which is next.
+        """
         # not the error itself, because its traceback refers to the script's tensors
         self.left_error = HaltedError(str(error))
         under_way, self._under_way, self._unfinished = self._under_way, [], None
@@ -177,7 +195,9 @@ class OuterGroup(_ProcessGroup):
 
     @contextmanager
     def discarding_left_work(self) -> Generator[None]:
-        """Discard left work in torch. Within this context, waiting for it is allowed."""
+        """Return a context in which waiting for left work is allowed; first, make torch drop the left work that it
+        keeps by its results.
+        """
         self.is_discarding = True
         try:
             # torch keeps works of functional collectives by their results until they are waited for
@@ -225,6 +245,7 @@ class OuterGroup(_ProcessGroup):
     def all_gather_single_coalesced(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> OuterWork:
+        """Start to gather several tensors at the same time, each as `all_gather_single`."""
         comm = self._require_communicator()
         each = [made.all_gather(comm, one, other) for one, other in zip(outputs, inputs, strict=True)]
         return self._start_work(made.run_together(each), outputs)
@@ -232,6 +253,7 @@ class OuterGroup(_ProcessGroup):
     def allgather(
         self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> OuterWork:
+        """Start to gather each input into a list of tensors, one for each rank."""
         comm = self._require_communicator()
         each = [made.all_gather_lists(comm, one, other) for one, other in zip(outputs, inputs, strict=True)]
         return self._start_work(made.run_together(each), outputs)
@@ -239,6 +261,7 @@ class OuterGroup(_ProcessGroup):
     def allgather_coalesced(
         self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> OuterWork:
+        """Start `allgather` with the outputs listed by rank, then by input, instead of the other way round."""
         by_input = list(zip(*outputs, strict=True))
         return self.allgather(by_input, inputs, opts)
 
@@ -249,6 +272,7 @@ class OuterGroup(_ProcessGroup):
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any
     ) -> OuterWork:
+        """Start to reduce and scatter several tensors at the same time, each as `reduce_scatter_single`."""
         comm, reduction = self._require_communicator(), parse_reduction(opts.reduceOp, self.size())
         each = [made.reduce_scatter(comm, one, other, reduction) for one, other in zip(outputs, inputs, strict=True)]
         return self._start_work(made.run_together(each), outputs)
@@ -256,10 +280,14 @@ class OuterGroup(_ProcessGroup):
     def reduce_scatter(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[Sequence[torch.Tensor]], opts: Any
     ) -> OuterWork:
+        """Start `reduce_scatter_single_coalesced` with each input given as a list of parts, one for each rank; the
+        parts are copied together.
+        """
         joined = [torch.cat([part.reshape(-1) for part in parts]) for parts in inputs]
         return self.reduce_scatter_single_coalesced(outputs, joined, opts)
 
     def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> OuterWork:
+        """Start to reduce several tensors at the same time on all ranks, in place. Without options they are summed."""
         comm = self._require_communicator()
         reduction = parse_reduction(opts.reduceOp if opts is not None else dist.ReduceOp.SUM, comm.size)
         each = [made.all_reduce(comm, one, reduction) for one in tensors]
@@ -284,6 +312,7 @@ class OuterGroup(_ProcessGroup):
         return self._start_work(made.all_to_all_lists(self._require_communicator(), outputs, inputs), outputs)
 
     def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any) -> OuterWork:
+        """Start to send the tensors of rank `opts.rootRank` to all ranks, in place."""
         comm = self._require_communicator()
         return self._start_work(
             made.run_together([made.broadcast(comm, one, opts.rootRank) for one in tensors]), tensors
@@ -292,14 +321,23 @@ class OuterGroup(_ProcessGroup):
     def scatter(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[Sequence[torch.Tensor]], opts: Any
     ) -> OuterWork:
+        """Start to send part r of `inputs[0]` on rank `opts.rootRank` to rank r, into `outputs[0]`; other ranks have no
+        inputs.
+        """
         parts = inputs[0] if inputs else ()
         return self._start_work(made.scatter(self._require_communicator(), outputs[0], parts, opts.rootRank), outputs)
 
     def gather(self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any) -> OuterWork:
+        """Start to send each rank's `inputs[0]` to rank `opts.rootRank`, into the tensors of `outputs[0]`; other ranks
+        have no outputs.
+        """
         into = outputs[0] if outputs else ()
         return self._start_work(made.gather(self._require_communicator(), into, inputs[0], opts.rootRank), into)
 
     def reduce(self, tensors: Sequence[torch.Tensor], opts: Any) -> OuterWork:
+        """Start to reduce several tensors at the same time on rank `opts.rootRank`, in place; other ranks' tensors stay
+        unchanged.
+        """
         comm, reduction = self._require_communicator(), parse_reduction(opts.reduceOp, self.size())
         each = [made.reduce(comm, one, reduction, opts.rootRank) for one in tensors]
         return self._start_work(made.run_together(each), tensors)
@@ -348,12 +386,18 @@ class OuterGroup(_ProcessGroup):
     def _start_work(
         self, rounds: Rounds, results: Any, *, two_rounds: bool = False, in_order: bool = True
     ) -> OuterWork:
-        """Start a collective.
+        """Start a collective, and return it. A collective with a second exchange that is still in progress is finished
+        first.
 
         Args:
+            rounds: the collective, from `rounds.py`.
+            results: its output tensors.
             two_rounds: whether it has a second exchange, which ranks could otherwise order differently from the next
                 collective.
             in_order: whether it has the same position in all ranks' order; point-to-point operations do not.
+
+        Raises:
+            CollectiveLeftError: no communicator is usable, or it was left at once.
         """
         communicator = self._require_communicator()
         if in_order and self._unfinished is not None:
@@ -371,6 +415,7 @@ class OuterGroup(_ProcessGroup):
 
 
 def _flatten_results(results: Any) -> list[torch.Tensor]:
+    """Return all tensors in nested lists, in order; None has none."""
     if isinstance(results, torch.Tensor):
         return [results]
     return [tensor for one in results or () for tensor in _flatten_results(one)]

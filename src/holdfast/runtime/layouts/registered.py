@@ -18,7 +18,7 @@ BACKEND = "holdfast"
 
 
 def register_default(group: Any) -> None:
-    """Make a group torch's default process group.
+    """Make a group torch's default process group. torch then refuses to create further groups.
 
     Raises:
         BadInputError: torch already has one.
@@ -53,7 +53,9 @@ def register(group: Any, ranks: Sequence[int]) -> None:
 
 
 def unregister(group: Any) -> None:
-    """Remove a group from torch's tables. Does nothing if the script destroyed all groups."""
+    """Remove a group from torch's tables, also as the default group. Does nothing if the script destroyed all
+    groups.
+    """
     world = _c10d._world
     if group not in world.pg_map:
         return

@@ -30,7 +30,12 @@ def flatten(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def all_gather_in_place(comm: Communicator, output: torch.Tensor, source: torch.Tensor) -> Rounds:
-    """Gather directly into `output`, which must be contiguous. If this is interrupted, its content is void."""
+    """Gather directly into `output`, which must be contiguous, in rank order. If this is interrupted, its content is
+    void.
+
+    Raises:
+        ValueError: `output` does not have the size of all ranks' `source` together, or another dtype.
+    """
     _check_parts(comm, output, source)
     whole, mine = flatten(output), flatten(source)
     if comm.size != 2:
@@ -44,7 +49,9 @@ def all_gather_in_place(comm: Communicator, output: torch.Tensor, source: torch.
 
 
 def all_gather(comm: Communicator, output: torch.Tensor, source: torch.Tensor) -> Rounds:
-    """Gather all ranks' tensors, of one shape, in rank order."""
+    """Gather all ranks' `source`, of one shape, into `output`, in rank order. If `source` is a part of `output`'s
+    memory, it is gathered in place.
+    """
     if output.untyped_storage().data_ptr() == source.untyped_storage().data_ptr() and output.is_contiguous():
         # The caller allocated the output for this collective (FSDP2). A copy would take as long as the exchange.
         yield from all_gather_in_place(comm, output, source)
@@ -55,7 +62,7 @@ def all_gather(comm: Communicator, output: torch.Tensor, source: torch.Tensor) -
 
 
 def all_gather_lists(comm: Communicator, outputs: Sequence[torch.Tensor], source: torch.Tensor) -> Rounds:
-    """Gather into one tensor for each rank."""
+    """Gather all ranks' `source`, output r from rank r."""
     room = torch.empty(comm.size * source.numel(), dtype=source.dtype, device=source.device)
     yield from all_gather_in_place(comm, room, source)
     for output, part in zip(outputs, room.view(comm.size, -1).unbind(), strict=True):
@@ -63,7 +70,11 @@ def all_gather_lists(comm: Communicator, outputs: Sequence[torch.Tensor], source
 
 
 def reduce_scatter(comm: Communicator, output: torch.Tensor, source: torch.Tensor, reduction: Reduction) -> Rounds:
-    """Reduce part r of all ranks' `source` on rank r: an all-to-all, and a sum in rank order."""
+    """Reduce part r of all ranks' `source` into `output` on rank r: an all-to-all, and a reduction in rank order.
+
+    Raises:
+        ValueError: sizes or dtypes do not match.
+    """
     _check_parts(comm, source, output)
     line, mine = _to_vector(source), output.detach()
     arrived = torch.empty(line.numel() // comm.size * (1 if comm.size == 2 else comm.size), dtype=line.dtype)
@@ -78,7 +89,9 @@ def reduce_scatter(comm: Communicator, output: torch.Tensor, source: torch.Tenso
 
 
 def all_reduce(comm: Communicator, tensor: torch.Tensor, reduction: Reduction) -> Rounds:
-    """Reduce all ranks' tensors on all ranks."""
+    """Reduce all ranks' tensors in place on all ranks, in rank order: small ones in one exchange of everything, large
+    ones by a reduce-scatter and an all-gather.
+    """
     line = _to_vector(tensor)
     if comm.size == 2:
         arrived = torch.empty_like(line)
@@ -112,7 +125,11 @@ def all_to_all(
     received: Sequence[int],
     sent: Sequence[int],
 ) -> Rounds:
-    """Send rows to each rank, and receive rows from each. Without splits, all parts are equal."""
+    """Send consecutive rows of `source` to each rank, and receive rows from each into `output`, in rank order.
+
+    Args:
+        received, sent: rows for each rank; empty for equal parts.
+    """
     room = torch.empty(output.shape, dtype=output.dtype, device=output.device)
     rows = [
         list(received) or [len(output) // comm.size] * comm.size,
@@ -126,7 +143,7 @@ def all_to_all(
 
 
 def all_to_all_lists(comm: Communicator, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Rounds:
-    """Send one tensor to each rank, and receive one from each."""
+    """Send `inputs[r]` to rank r, and receive `outputs[r]` from rank r."""
     rooms = [flatten(torch.empty(one.shape, dtype=one.dtype)) for one in outputs]
     lines = [flatten(one) for one in inputs]
     received, sent = [room.numel() for room in rooms], [line.numel() for line in lines]
@@ -137,7 +154,7 @@ def all_to_all_lists(comm: Communicator, outputs: Sequence[torch.Tensor], inputs
 
 
 def broadcast(comm: Communicator, tensor: torch.Tensor, root: int) -> Rounds:
-    """Send one rank's tensor to all ranks."""
+    """Send the tensor of rank `root` to all ranks, in place."""
     if comm.rank == root:
         yield [comm.start_broadcast(flatten(tensor), root)]
         return
@@ -147,7 +164,7 @@ def broadcast(comm: Communicator, tensor: torch.Tensor, root: int) -> Rounds:
 
 
 def scatter(comm: Communicator, output: torch.Tensor, parts: Sequence[torch.Tensor], root: int) -> Rounds:
-    """Send each rank its part from one rank."""
+    """Send `parts[r]` of rank `root` to rank r, into `output`. Only `root` gives parts."""
     room = torch.empty(output.shape, dtype=output.dtype)
     into, giving = flatten(room), comm.rank == root
     out_of = torch.cat([flatten(part) for part in parts]) if giving else into.new_empty(0)
@@ -157,7 +174,7 @@ def scatter(comm: Communicator, output: torch.Tensor, parts: Sequence[torch.Tens
 
 
 def gather(comm: Communicator, outputs: Sequence[torch.Tensor], source: torch.Tensor, root: int) -> Rounds:
-    """Send all ranks' tensors to one rank."""
+    """Send all ranks' `source` to rank `root`, output r from rank r. Only `root` gives outputs."""
     line, taking = flatten(source), comm.rank == root
     into = line.new_empty(line.numel() * comm.size * taking)
     sent = [line.numel() * (rank == root) for rank in range(comm.size)]
@@ -167,7 +184,7 @@ def gather(comm: Communicator, outputs: Sequence[torch.Tensor], source: torch.Te
 
 
 def reduce(comm: Communicator, tensor: torch.Tensor, reduction: Reduction, root: int) -> Rounds:
-    """Reduce all ranks' tensors on one rank; the tensors of other ranks stay unchanged."""
+    """Reduce all ranks' tensors in rank order on rank `root`, in place; the tensors of other ranks stay unchanged."""
     room = [torch.empty_like(tensor) for _ in range(comm.size * (comm.rank == root))]
     yield from gather(comm, room, tensor, root)
     if room:
@@ -180,14 +197,14 @@ def send(comm: Communicator, tensor: torch.Tensor, to: int, tag: int) -> Rounds:
 
 
 def receive(comm: Communicator, tensor: torch.Tensor, source: int | None, tag: int) -> Rounds:
-    """Receive a tensor from one rank, or from any rank if `source` is None."""
+    """Receive a tensor with this tag from one rank, or from any rank if `source` is None; in place."""
     room = torch.empty(tensor.shape, dtype=tensor.dtype)
     yield [comm.start_receive(flatten(room), source, tag)]
     tensor.detach().copy_(room)
 
 
 def run_together(each: Sequence[Rounds]) -> Rounds:
-    """Run several collectives round by round at the same time."""
+    """Run several collectives at the same time: each round starts the next round of all that have not ended."""
     under_way = list(each)
     while under_way:
         started = [(rounds, next(rounds, None)) for rounds in under_way]
@@ -202,7 +219,11 @@ def _to_vector(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _check_parts(comm: Communicator, whole: torch.Tensor, part: torch.Tensor) -> None:
-    """Refuse sizes that the transport would report as a peer's failure."""
+    """Refuse sizes and dtypes that the transport would report as a peer's failure.
+
+    Raises:
+        ValueError: `whole` does not consist of one `part` for each rank.
+    """
     if whole.dtype != part.dtype or whole.numel() != comm.size * part.numel():
         raise ValueError(
             f"{whole.numel()} elements of {whole.dtype} are not {comm.size} parts of {part.numel()} of {part.dtype}"
@@ -210,7 +231,7 @@ def _check_parts(comm: Communicator, whole: torch.Tensor, part: torch.Tensor) ->
 
 
 def _exchange(comm: Communicator, arriving: torch.Tensor, leaving: torch.Tensor) -> Pending:
-    """Start to swap vectors between two ranks."""
+    """Start to send `leaving` to the other one of two ranks, and to receive `arriving` from it."""
     if comm.rank == 0:
         return comm.start_all_to_all(arriving, leaving, [0, arriving.numel()], [0, leaving.numel()])
     return comm.start_all_to_all(arriving, leaving, [arriving.numel(), 0], [leaving.numel(), 0])
@@ -224,6 +245,7 @@ def _count_elements(tensor: torch.Tensor, rows: Sequence[int]) -> list[int]:
 
 
 def _fold_into(output: torch.Tensor, versions: Sequence[torch.Tensor], reduction: Reduction) -> None:
+    """Reduce flat tensors into `output`, in this order; `output` may have any strides."""
     if output.is_contiguous():
         fold(versions, output.view(-1), reduction)
         return

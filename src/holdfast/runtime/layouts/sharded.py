@@ -19,7 +19,8 @@ from holdfast.runtime.tensors import named_modules, strip_wrapper_prefixes
 
 
 def disable_gradient_division(model: torch.nn.Module) -> None:
-    """Set FSDP2's gradient divide factor to 1 in every module (its setter does not recurse).
+    """Set FSDP2's gradient divide factor to 1 in every module of a model (its setter does not recurse), so that FSDP2
+    sums gradients.
 
     holdfast divides once, by the micro-batches of the step and their parts.
     """
@@ -39,17 +40,20 @@ def reshard(model: torch.nn.Module) -> None:
 
 
 def share_expert_tokens(model: torch.nn.Module, replica: ReplicaMesh) -> None:
-    """Split the tokens for experts between the ranks that have the same samples."""
+    """Make all MoE layers split their tokens between the ranks along `tensor`, which have the same samples. Does
+    nothing if there is only one.
+    """
     if replica.layout.tensor > 1:
         for layer in moe_layers(model):
             layer.token_split = TokenSplit(replica.groups[TENSOR])
 
 
 def check_spread(model: torch.nn.Module, replica: ReplicaMesh) -> None:
-    """Check that a model is sharded completely over the job's mesh.
+    """Check that a model is sharded completely over the job's mesh, except for experts, which must not be sharded.
 
     Raises:
-        BadInputError: it is not.
+        BadInputError: a parameter is sharded over another mesh, or not along `shard` although it is trained; an expert
+            is sharded; or FSDP2 uses another dimension than `shard`.
     """
     _check_dimensions(model, replica)
     experts = {id(weight) for weight in expert_parameters(model)}

@@ -54,6 +54,11 @@ def materialize(
 
 
 def _check_arguments(model: object, initializers: Sequence[object]) -> None:
+    """Refuse arguments of another type.
+
+    Raises:
+        BadInputError: the model is not a module, or an initializer cannot be called.
+    """
     if not isinstance(model, Module):
         raise BadInputError(f"job.materialize() is given a {type(model).__name__}: give the torch.nn.Module to fill")
     for initializer in (initializer for initializer in initializers if not callable(initializer)):
@@ -89,7 +94,15 @@ def reset_parameters(module: Module) -> None:
 
 
 def _fill_module(module: Module, initializer: Initializer, filled: set[int], place: ReplicaPosition) -> None:
-    """Fill a module's own tensors by a function, and keep this rank's part of changed ones."""
+    """Fill a module's own tensors by a function that sees whole ones, and keep this rank's part of those that it has
+    changed.
+
+    Args:
+        filled: ids of the parameters and buffers with values; changed ones are added.
+
+    Raises:
+        BadInputError: a parameter was filled only in part.
+    """
     untyped: Any = module
     held: dict[str, Parameter | None] = untyped._parameters
     kept: dict[str, torch.Tensor | None] = untyped._buffers
@@ -127,6 +140,11 @@ def _make_whole(parameter: Parameter) -> Parameter:
 
 
 def _keep_local_part(name: str, parameter: Parameter, value: torch.Tensor, place: ReplicaPosition) -> None:
+    """Copy this rank's part of a whole `value` into a sharded parameter. Nothing if the value is the parameter itself.
+
+    Raises:
+        BadInputError: the value contains a NaN, so it was filled only in part.
+    """
     if value is not parameter:
         if value.is_floating_point() and bool(value.isnan().any()):
             raise BadInputError(

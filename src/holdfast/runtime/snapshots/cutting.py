@@ -28,7 +28,9 @@ class PartManifest(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 def part_range(nbytes: int, part: int, parts: int) -> tuple[int, int]:
-    """Return start and end of a part."""
+    """Return start and end, in bytes, of one of `parts` nearly equal parts of a state of `nbytes`. Starts are multiples
+    of `ALIGNMENT`; a part may be empty.
+    """
     first, last = (-(-nbytes * number // parts // ALIGNMENT) * ALIGNMENT for number in (part, part + 1))
     return min(first, nbytes), nbytes if part + 1 == parts else min(last, nbytes)
 

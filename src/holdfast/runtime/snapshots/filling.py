@@ -53,7 +53,8 @@ class SnapshotReader:
         self._scratch = memoryview(bytearray(CHUNK_BYTES))
 
     def read_part(self, reader: PartReader) -> None:
-        """Read a part; of another role's part only the experts, and only after a part of this role.
+        """Read a part's bytes into the tensors, and the rows of wanted experts. Of another role's part only the experts
+        are read, and only after a part of this role.
 
         Raises:
             DamagedPartError: its content was damaged, or does not match the other parts.
@@ -82,7 +83,7 @@ class SnapshotReader:
             self._specs = manifest.specs
 
     def _read_experts(self, reader: PartReader, manifest: PartManifest) -> None:
-        """Read the experts of another role's part.
+        """Read the wanted experts of another role's part, and skip its dense state.
 
         Raises:
             DamagedPartError: it does not match the other parts.
@@ -116,7 +117,13 @@ class SnapshotReader:
             self._experts.adopt(self._wanted, self._specs, self._rows)
 
     def _prepare(self, manifest: PartManifest) -> FlatState:
-        """Return the memory for a state with this manifest, which must be the same for all parts."""
+        """Return the memory for a state with this manifest. The first part allocates it, and memory for the wanted
+        experts.
+
+        Raises:
+            DamagedPartError: the part belongs to another state than the first one.
+            StateMismatchError: the state is of another model.
+        """
         if self._flat is None:
             self._manifest = msgspec.msgpack.decode(manifest.state, type=Manifest)
             self._tensors = self._state.prepare(self._manifest)
@@ -130,7 +137,7 @@ class SnapshotReader:
         return self._flat
 
     def _allocate_rows(self, specs: tuple[LayerSpec, ...]) -> None:
-        """Allocate memory for the wanted experts.
+        """Allocate memory for the wanted experts, and keep the description of their tensors.
 
         Raises:
             StateMismatchError: this model has other experts.
@@ -165,7 +172,11 @@ def check_same_rows(manifest: PartManifest, specs: Sequence[LayerSpec]) -> None:
 def map_rows(
     manifest: PartManifest, rows: Sequence[Mapping[tuple[int, str], torch.Tensor]]
 ) -> list[torch.Tensor | int]:
-    """Return the target of each row in a part, in order: a tensor, or the number of bytes to ignore.
+    """Return the target of each row in a part, in order: a tensor, or the number of bytes to ignore if the expert is
+    not wanted.
+
+    Args:
+        rows: the wanted rows of each layer, by expert and name.
 
     Raises:
         DamagedPartError: it names layers that it does not describe.
@@ -222,7 +233,9 @@ class PartBody:
         return start < self._dense or any(used)
 
     def target(self, start: int, length: int) -> list[memoryview]:
-        """Return the memory of a chunk."""
+        """Return the memory for `length` bytes of the body from offset `start`, in order; bytes to ignore go to the
+        scratch memory.
+        """
         end = start + length
         found: list[memoryview] = []
         if start < self._dense:

@@ -108,9 +108,13 @@ class SnapshotRestorer:
         return source.step
 
     def _restore_stash(self, source: SnapshotSource, state: TrainingState, rank: int) -> None:
-        """Restore a state that was stashed under another layout; each part may contain pieces for this worker.
+        """Restore a state that was stashed under another layout, and make it the present one; each part may contain
+        pieces for this worker, so all are read.
 
         It is not checked for NaNs: it was a live state, and a NaN in it would have been in all replicas.
+
+        Raises:
+            SnapshotLostError: no copy of a part can be read, or the state does not fit.
         """
         filling, parts = StashReader(state, self._position), source.dense
         for number in range(parts):
@@ -123,7 +127,12 @@ class SnapshotRestorer:
     def _restore_stashed_experts(
         self, source: SnapshotSource, rank: int, experts: JobExperts, wanted: Sequence[Sequence[int]]
     ) -> None:
-        """Read the wanted experts; each is in several parts, and this node's parts are read first."""
+        """Read the wanted experts from a stash, and make them this worker's. Each is in several parts: this node's are
+        read first, and parts that no longer help are left out.
+
+        Raises:
+            SnapshotLostError: an expert is in none of the readable parts, or they do not fit.
+        """
         filling, parts = StashedExpertReader(experts, wanted), len(source.experts)
         numbers = [source.dense + (number + rank) % parts for number in range(parts)]
         here = {place for place, keeper in enumerate(source.keepers) if keeper.node == self._node}
@@ -136,7 +145,7 @@ class SnapshotRestorer:
             self._reject(source, f"it does not fit: {error}")
 
     def _read_part(self, number: int, source: SnapshotSource, filling: _Reader) -> None:
-        """Read one part from the nearest intact copy.
+        """Read one part from the nearest intact copy into `filling`.
 
         Raises:
             SnapshotLostError: no copy can be read.
@@ -145,7 +154,12 @@ class SnapshotRestorer:
             raise SnapshotLostError(f"no copy of part {number} of {len(source.parts)} can be read")
 
     def _try_read_part(self, number: int, source: SnapshotSource, filling: _Reader) -> bool:
-        """Return whether a part could be read from one of its copies."""
+        """Read a part from the first intact one of its copies, this node's first. Return False if there is none; each
+        copy that cannot be used is reported.
+
+        Raises:
+            SnapshotLostError: the part is of another model.
+        """
         snapshot = source.part(number)
         for keeper in self._nearest_keepers(source, number):
             try:
@@ -166,15 +180,27 @@ class SnapshotRestorer:
         return False
 
     def _reject(self, source: SnapshotSource, why: str) -> None:
+        """Report that the whole snapshot cannot be used, and why.
+
+        Raises:
+            SnapshotLostError: always.
+        """
         logger.warning("the snapshot of step %d cannot be used: %s", source.step, why)
         self._report_damage(source.part(0), "", why)
         raise SnapshotLostError(why)
 
     def _nearest_keepers(self, source: SnapshotSource, number: int) -> list[Keeper]:
+        """Return the nodes that keep a part, this node first."""
         keepers = [source.keepers[place] for place in source.parts[number] if place < len(source.keepers)]
         return sorted(keepers, key=lambda keeper: keeper.node != self._node)
 
     def _open(self, keeper: Keeper, key: bytes, snapshot: SnapshotPart) -> PartReader:
+        """Open a node's copy of a part: a file of this node, or a connection to the other node, authenticated by `key`.
+
+        Raises:
+            DamagedPartError: this node's file is of another run, or damaged.
+            OSError: it cannot be opened.
+        """
         if keeper.node != self._node:
             return RemotePart(keeper, key, snapshot, self._job)
         stored = StoredPart(part_path(self._folder, snapshot), self._job)

@@ -67,7 +67,8 @@ class Snapshots:
         self._taker.wait_copied()
 
     def restore(self, source: SnapshotSource, plan: GenerationPlan, rank: int) -> int:
-        """Restore a snapshot, and return its step.
+        """Restore a snapshot as `SnapshotRestorer.restore`, with the experts that the plan gives to this rank, and
+        return its step. Each copy that cannot be used is reported to the coordinator.
 
         Raises:
             SnapshotLostError: that is not possible; the reasons were sent to the coordinator.
@@ -90,7 +91,10 @@ class Snapshots:
             self.moved_bytes = restorer.moved_bytes
 
     def stash(self, plan: GenerationPlan, step: int) -> None:
-        """Stash the state of a step in this node's memory for workers under another layout, and report it."""
+        """Write the state of a step into this node's memory for workers under another layout, and report each part to
+        the coordinator: the dense state, unless another replica group of this node writes it, and the experts that this
+        worker hosts.
+        """
         rank = plan.rank(self._worker) or 0
         part, apart = plan.stash_part(rank, step), plan.expert_stash_part(rank, step)
         if part is not None:  # Otherwise another replica group of this node stashes it.
@@ -102,6 +106,9 @@ class Snapshots:
     def _write_stash(
         self, plan: GenerationPlan, part: SnapshotPart, write: Callable[[Path, str, SnapshotPart], int]
     ) -> None:
+        """Write one part of a stash, and report it to the coordinator as taken, or as left out with the reason. A bad
+        input is a lasting reason.
+        """
         started = time.monotonic()
         try:
             nbytes = write(self._folder, self._job, part)
@@ -131,7 +138,7 @@ class Snapshots:
 def make_snapshots(
     settings: WorkerSettings | None, workload: Workload, send: Send, folder: str = ""
 ) -> Snapshots | None:
-    """Return the snapshots that a worker's settings ask for, or None.
+    """Return the snapshots of a worker with an agent that has a folder for them, else None.
 
     Args:
         folder: the agent's, if the job may change its layout, even without periodic snapshots.

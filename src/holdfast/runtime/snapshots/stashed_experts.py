@@ -27,7 +27,8 @@ from holdfast.runtime.state.wire import FlatState
 def stash_experts(
     experts: JobExperts, names: Sequence[Sequence[int]], folder: Path, job: str, part: SnapshotPart
 ) -> int:
-    """Write these experts of each layer, which must not change meanwhile; return the bytes.
+    """Write these experts of each layer into a new part in memory; they must not change meanwhile. Return the part's
+    bytes.
 
     Raises:
         OSError, RuntimeError: there is not enough memory.
@@ -64,12 +65,14 @@ class StashedExpertReader:
         self._rows: list[dict[tuple[int, str], torch.Tensor]] = []
 
     def is_needed(self, names: Sequence[Sequence[int]]) -> bool:
-        """Return whether a part with these experts of each layer must be read."""
+        """Return whether a part with these experts of each layer must be read: it has a wanted one that was not read
+        yet, or no part was read so far.
+        """
         here = {(layer, expert) for layer, these in enumerate(names) for expert in these}
         return not (self._specs and self._lacking.isdisjoint(here))
 
     def read_part(self, reader: PartReader) -> None:
-        """Read the experts of a part that are wanted and not read yet.
+        """Read the experts of a part that are wanted and not read yet, and skip the others.
 
         Raises:
             DamagedPartError: its content was damaged, or does not match the other parts.

@@ -43,7 +43,8 @@ class StashManifest(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 def stash_state(state: TrainingState, position: ReplicaPosition, folder: Path, job: str, part: SnapshotPart) -> int:
-    """Write a local rank's part of the state, which must not change meanwhile; return its bytes.
+    """Write a local rank's part of the state, in terms of whole tensors, into a new part in memory; the state must not
+    change meanwhile. Return the part's bytes.
 
     Raises:
         OSError, RuntimeError: there is not enough memory.
@@ -83,7 +84,7 @@ class StashReader:
         self._filling: BoxReader | None = None
 
     def read_part(self, reader: PartReader) -> None:
-        """Read the pieces of a part that belong to this worker.
+        """Read the pieces of a part that belong to this worker into its tensors.
 
         Raises:
             DamagedPartError: its content was damaged, or does not match the other parts.
@@ -116,6 +117,12 @@ class StashReader:
         self._state.adopt(self._manifest, self._tensors)
 
     def _prepare(self, encoded: bytes) -> BoxReader:
+        """Return the reader of this worker's tensors. The first part's encoded manifest determines and allocates them.
+
+        Raises:
+            DamagedPartError: the part belongs to another state than the first one.
+            StateMismatchError: the state is of another model, or a placement is unknown.
+        """
         if self._filling is None:
             manifest, parts = localize_manifest(self._state, decode_manifest(encoded), self._position)
             self._tensors = self._state.prepare(manifest)
@@ -151,7 +158,7 @@ class _Chunks:
         return offset
 
     def read(self, size: int, /) -> bytes:
-        """Return up to this many bytes, fewer if a chunk is missing."""
+        """Return up to this many bytes from the present position, and advance it; fewer if a chunk is missing."""
         found = bytearray()
         while len(found) < size:
             place, inside = divmod(self._at, CHUNK_BYTES)

@@ -91,7 +91,9 @@ class SnapshotTaker:
         return self._every > 0 and step % self._every == 0
 
     def copy_if_due(self, state: TrainingState, experts: JobExperts | None, plan: GenerationPlan, step: int) -> None:
-        """Copy this member's part of the state of `step`, applied under `plan`, if a snapshot is due."""
+        """Start to copy this member's part of the state of `step`, applied under `plan`, in the thread, if a snapshot
+        is due. If the part before is still being written, this one is left out, and that is reported.
+        """
         rank = plan.rank(self._worker)
         if rank is None or not self.is_due(step):
             return
@@ -109,7 +111,9 @@ class SnapshotTaker:
         self._writing = self._thread.submit(self._write, copy)
 
     def wait_copied(self) -> float:
-        """Wait until no copy reads the state, before it changes; return the seconds of waiting."""
+        """Wait until no copy reads the state, before it changes. Return the seconds of waiting, which also count in the
+        snapshot's report; 0.0 if nothing is being copied.
+        """
         copy = self._latest
         if copy is None:
             return 0.0
@@ -126,7 +130,7 @@ class SnapshotTaker:
             self._writing.result()
 
     def close(self) -> None:
-        """Wait for the part in progress, and stop the thread."""
+        """Wait for the part in progress, stop the thread, and free the memory for the next part."""
         self._thread.shutdown(wait=True)
         if self._next_file is not None:
             self._next_file.abandon()
@@ -135,6 +139,9 @@ class SnapshotTaker:
     # ---- in the thread ----
 
     def _write(self, copy: _Copy) -> None:
+        """Copy a part into its file, report it to the coordinator as taken, and allocate the next file. An error is
+        reported as a part that is left out.
+        """
         try:
             nbytes = self._copy_part(copy)
         except (OSError, RuntimeError) as error:  # torch raises RuntimeError.
@@ -153,6 +160,12 @@ class SnapshotTaker:
         self._prepare_next_file(copy.nbytes)
 
     def _copy_part(self, copy: _Copy) -> int:
+        """Copy a part of the dense state and the rows of experts into a file, and complete it with its manifest; return
+        its bytes. `copied` is set as soon as the state is no longer read.
+
+        Raises:
+            OSError, RuntimeError: there is not enough memory, or copying failed.
+        """
         view, snapshot = copy.view, copy.snapshot
         start, end = part_range(view.nbytes, *self._position.role_position(snapshot.part, snapshot.parts))
         expert_bytes = sum(row.numel() * row.element_size() for row in copy.rows)
@@ -172,7 +185,8 @@ class SnapshotTaker:
             raise
 
     def _open_file(self, nbytes: int) -> PartWriter:
-        """Return a file of this size: the prepared one, if it fits.
+        """Return a file with room for this many bytes: the one allocated in advance if it has the right size, else a
+        new one.
 
         Raises:
             OSError: there is not enough memory.
@@ -190,7 +204,9 @@ class SnapshotTaker:
             self._next_file = PartWriter(self._folder, nbytes)
 
     def _report_left_out(self, generation: int, step: int, why: str) -> None:
-        """Report the reason once; later snapshots are tried anyway, because there may be more memory, or time."""
+        """Log and report why a snapshot is left out, but not the same reason twice in a row. Later snapshots are tried
+        anyway, because there may be more memory, or time.
+        """
         with self._lock:
             reason = _NUMBER.sub("", why)  # Numbers, such as of free bytes, differ each time.
             if reason == self._last_reason:
