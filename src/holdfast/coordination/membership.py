@@ -351,6 +351,7 @@ class Membership:
         self._update_roll_calls(info.id, info)
 
     def _update_roll_calls(self, worker: str, info: WorkerInfo | None) -> None:
+        """Check a worker again as entered, prepared and finished; `info` is None if it is lost."""
         for roll_call in (self._entered, self._prepared, self._finished):
             roll_call.update(worker, info)
 

@@ -174,7 +174,7 @@ class Transaction:
         self._sends.append(Send(connection, message))
 
     def broadcast(self, connections: Iterable[int], message: CoordinatorMessage) -> None:
-        """Send the same message on several connections; nothing if there are none."""
+        """Send the same message on several connections; nothing without connections."""
         if numbers := tuple(connections):
             self._sends.append(Broadcast(numbers, message))
 

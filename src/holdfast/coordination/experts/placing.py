@@ -158,7 +158,7 @@ def inherit_placement(
 def keep_placement(question: PlacementQuestion) -> ExpertPlan | Shortage | None:
     """Place experts without a search: held replicas stay, and replicas that the guarantee of f lacks are added.
 
-    Every slot is used. Workers with more replicas than slots keep only those that they are assigned again.
+    Every slot is used. Workers with more replicas than slots keep only replicas that they are assigned again.
 
     Returns:
         The plan; a `Shortage` if there are fewer slots than experts; or None if no held replica can be kept.

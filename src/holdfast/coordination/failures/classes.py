@@ -98,7 +98,7 @@ def _compile_table() -> tuple[tuple[re.Pattern[str], int, FailureRule], ...]:
 
 
 def _compile_site_rule(rule: FailureRule) -> re.Pattern[str]:
-    """Compile a pattern of a site.
+    """Compile a rule's pattern as `_compile_rule`, but refuse one for which a search may take forever.
 
     Raises:
         ValueError: The pattern is invalid, or a search for it may take forever.
@@ -110,10 +110,10 @@ def _compile_site_rule(rule: FailureRule) -> re.Pattern[str]:
 
 
 def _compile_rule(rule: FailureRule) -> re.Pattern[str]:
-    """Compile the pattern of a rule.
+    """Compile the pattern of a rule, which ignores case.
 
     Raises:
-        ValueError: The pattern or the status is invalid.
+        ValueError: The pattern is invalid or ambiguous, or the status names a group that the pattern does not have.
     """
     try:
         with warnings.catch_warnings():

@@ -149,7 +149,7 @@ class EscalationPolicy:
             self._transaction.send(node.connection, EndNode(exit_code=EXIT_FAILED, why=leave.detail))
 
     def _give_up(self, node: str, host: str, why: str) -> None:
-        """Give up a node that has used up its tries.
+        """Record a node that has used up its tries as given up.
 
         The cause may be the work, which the other nodes meet later. So the node is quarantined only once a step is
         committed without it. The current step may have started with it, so it does not count.

@@ -77,7 +77,7 @@ def find_mismatch(workers: Sequence[str], reports: Mapping[str, Report], places:
 
 
 def _merge_roles(found: Sequence[Mismatch]) -> Mismatch | None:
-    """Return one mismatch for all roles, or None if there is none. It has no minority if one of the roles has no
+    """Return one mismatch for all roles, or None without any. It has no minority if one of the roles has no
     majority.
 
     The cause is the script only if it is in all roles.

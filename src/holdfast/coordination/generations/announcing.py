@@ -148,5 +148,6 @@ class Newcomers:
 
 
 def _joined(node: Node) -> JoinedNode:
+    """Return a node's entry in the event of joined nodes, with its clock offset in seconds."""
     off = round(node.clock_off_s, 3)
     return JoinedNode(node=node.name, agent_pid=node.agent_pid, worker_pids=node.announced, clock_off_s=off)

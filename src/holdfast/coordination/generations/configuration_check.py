@@ -75,9 +75,7 @@ def misfit(
 
 
 def _other_work(transaction: Transaction, attach: Attach) -> str:
-    """Return how a worker's layouts, batch or seed differ from those of the previous layout's workers; "" if they match
-    or there were none.
-    """
+    """Return how a worker's layouts, batch or seed differ from the job's before a layout change; "" if they match."""
     record = transaction.record
     if not record.layouts:
         return ""

@@ -44,7 +44,7 @@ class NothingLeft:
 
 
 def what_counts(record: Record, reports: Mapping[str, Report]) -> dict[str, Report]:
-    """Return the reports, but those of retained workers without their reductions, unless that step was decided to be
+    """Return the reports, but without retained workers' reductions, unless that step was decided to be
     finished.
 
     The others repeat the step: with both results of it the replicas would differ.

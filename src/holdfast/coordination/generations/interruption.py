@@ -49,7 +49,7 @@ class Interruption:
     def start(self, failed_at: float, *, reason: str = FAILURE) -> None:
         """Interrupt the generation: order the members of the current and the pending plan to stop and report.
 
-        If it is interrupted already, or there is none, only a failure replaces the reason.
+        If none is in force, or it is interrupted already, only a failure replaces the reason.
 
         Args:
             failed_at: when the cause began, in Unix seconds.

@@ -140,7 +140,7 @@ class AnswerTimes:
         self._slowest: dict[str, _SlowestAnswer] = {}
 
     def on_answer(self, node: str, took_s: float, now: float) -> None:
-        """Add the time of an answer.
+        """Add the seconds that a node's answer took to its slowest ones.
 
         A late one counts as just in time, so that a stopped node does not raise the limit.
         """

@@ -298,7 +298,7 @@ def _find_misfit(record: Record, hello: Hello) -> str | None:
 def _was_expelled(planned: Set[str], hello: Hello) -> bool:
     """Return whether the node has workers that were in a generation and are in no plan now.
 
-    Workers whose scripts have left their loops do not count.
+    A worker that has left its loop does not count.
     """
     # A worker that has applied a step was ordered to begin before, or has prepared.
     begun = {kept.worker for kept in hello.kept if isinstance(kept, Begun | Prepared | Entered | Report)}

@@ -14,9 +14,9 @@ _NAMED = 8
 
 
 def list_awaited(context: JobContext, now: float) -> Iterator[Awaited]:
-    """Yield the nodes and workers that the job waits for, with what they must do; `now` in Unix seconds.
+    """Yield the nodes and workers that the job waits for, with their missing actions; `now` in Unix seconds.
 
-    First the disconnected nodes. Unless the job is over, then the members whose reports are missing, or else late
+    First the disconnected nodes. Unless the job is over, then the members that have not reported, or else late
     members; then the members of a pending plan that have not built its group.
     """
     transaction = context.transaction

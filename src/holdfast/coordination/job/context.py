@@ -134,7 +134,7 @@ class JobContext:
         return self.progress.ledger
 
     def forget_past_failures(self) -> None:
-        """Forget the cause of the last failure, and finish a layout change whose first step is committed."""
+        """Forget the cause of the last failure, and finish a layout change once its first step is committed."""
         self.failures.forget_cause()
         self.layouts.finish_if_committed()
 

@@ -297,7 +297,7 @@ class Coordinator:
         answer.
 
         A message of an admitted node renews its lease. Messages of a newcomer that is still probed are kept for later;
-        those of an expelled node are dropped.
+        an expelled node's are dropped.
         """
         node = self.members.on(event.connection)
         message = event.message
@@ -369,7 +369,7 @@ class Coordinator:
         self._admit_or_refuse(self._newcomer_probes.on_probed(probe))
 
     def _admit_or_refuse(self, probed: tuple[Newcomer, ProbeVerdict] | None) -> None:
-        """Refuse a newcomer whose probe failed, or admit it and handle its messages kept meanwhile. None is ignored.
+        """Refuse a newcomer after a failed probe, or admit it and handle its messages kept meanwhile. None is ignored.
 
         Once the job is over, a refused newcomer is admitted too, to learn the outcome.
         """
@@ -485,8 +485,9 @@ class Coordinator:
     def _on_worker_down(self, node: Node, down: msg.WorkerDown) -> None:
         """Handle the end of a worker.
 
-        Bad input fails the job, and a script that has left its loop is recorded. A node is given up if its workers only
-        raise exceptions. Any other end is a failure. Outdated reports are ignored.
+        Bad input fails the job, and a script that has left its loop is recorded. A node is ended if its script cannot
+        use the state. Any other end is a failure. Reports of workers that ended before with their replica group are
+        ignored.
         """
         if not self._handlers.must_handle_end(node, down) or self.context.failing.on_worker_down(down):
             return

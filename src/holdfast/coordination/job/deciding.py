@@ -241,7 +241,7 @@ class GenerationDecider:
         return self._prefer_snapshot(verdict)
 
     def _only_complete_groups(self, reports: dict[str, Report]) -> dict[str, Report]:
-        """Return the reports of workers whose whole replica group has reported.
+        """Return the reports of complete replica groups: all workers of the group have reported.
 
         When the job closes, groups with a script error are left out if the others can save live state: workers of those
         groups wait in the middle of a micro-batch and can no longer save.

@@ -120,7 +120,7 @@ def _count_replicas(context: JobContext, plan: GenerationPlan, ranks: Sequence[i
 
 
 def describe_wait(context: JobContext, one: Departure) -> str:
-    """Return what a draining node waits for first, as the end of a sentence that begins with "waits for".
+    """Return the first thing that a draining node waits for, as the end of a sentence that begins with "waits for".
 
     This is, in order: the others, if it is only retained; a standby for its ranks; the job's start; other draining
     nodes; reports, a pending generation, or the end of a step.

@@ -386,6 +386,7 @@ class MessageHandlers:
             self._context.flop.on_tally(message)
 
     def _on_script_failed(self, node: Node, message: msg.ScriptFailed) -> None:
+        """Close the job as failed, because a member's script cannot continue. Messages of other workers are ignored."""
         if self._transaction.is_member(message.worker):
             self._context.closing.fail(message.why)
 

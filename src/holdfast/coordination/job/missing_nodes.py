@@ -40,7 +40,7 @@ class NeedReporter:
         self._context = context
 
     def update(self) -> None:
-        """Compute what the job lacks, and emit `job_waiting` if that changed. Nothing is lacking while workers are
+        """Compute the missing resources, and emit `job_waiting` if that changed. Nothing is lacking while workers are
         replaced.
         """
         # Nodes that replace their workers are not lost, and their capacity is known.
@@ -100,8 +100,8 @@ def _static_need(transaction: Transaction, ep_size: int) -> Need | None:
 def _slot_need(transaction: Transaction, why: str) -> Need | None:
     """Return the need beyond the connected nodes, or None if they can hold all experts.
 
-    A node's slots are those of its first worker, or the job's default while its workers start. Without experts, one
-    node is enough.
+    A node has the slots that its first worker reports, or the job's default while its workers start. Without experts,
+    one node is enough.
     """
     shape, nodes = transaction.record.expert_shape, transaction.members.regular
     if shape is None:

@@ -308,7 +308,7 @@ class LayoutChanges:
         up again.
 
         Args:
-            decision: how the new workers start: from the stash, or None for what is saved.
+            decision: how the new workers start: from the stash, or None for the saved state.
         """
         transaction = self._transaction
         self._impossible.clear()

@@ -73,7 +73,8 @@ class StandbyNodes:
     def waits(self, hello: Hello) -> bool:
         """Return whether a connecting agent is a standby: it was started as one and has not replaced a node yet.
 
-        The record decides for a known agent process, the agent's own setting for a new one; a planned node is none.
+        The record decides for a known agent process, the agent's own setting for a new one; a planned node is not a
+        standby.
         """
         known = self._entry(hello.node)
         is_known = known is not None and known.agent_pid == hello.agent_pid

@@ -194,6 +194,7 @@ class StartProbes:
                 del self._failed[here]
 
     def _probe(self, node: Node, other: Node) -> None:
+        """Start a probe of two nodes, and remember that it is in progress."""
         probe = self._probes.start(endpoint_of(node), endpoint_of(other))
         self._under_way[probe.number] = probe
 
@@ -213,6 +214,7 @@ class StartProbes:
         )
 
     def _node(self, connection: int) -> Node:
+        """Return the node of a connection that is still there; the caller has forgotten departed ones."""
         node = self._transaction.members.on(connection)
         assert node is not None  # Departed nodes are forgotten before.
         return node

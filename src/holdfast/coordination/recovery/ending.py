@@ -98,7 +98,7 @@ class JobEnd:
         self._end(exit_code, why)
 
     def answer_late_node(self, node: Node) -> None:
-        """Tell a node that connects after the end to end. With an outcome, its workers get JobDone instead, elsewhere.
+        """Order a node that connects after the end to end. With an outcome, its workers get JobDone instead, elsewhere.
 
         Ignored while the job goes on.
         """
@@ -115,5 +115,6 @@ class JobEnd:
         return self.over is not None
 
     def _end(self, exit_code: int, why: str) -> None:
+        """Record how the job ended, and order the shell to end."""
         self.over = EndJob(exit_code, why)
         self._transaction.end(self.over)

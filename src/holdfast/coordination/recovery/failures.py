@@ -223,7 +223,7 @@ class Failures:
 
 
 def _describe_mates(mates: Sequence[str]) -> str:
-    """Return which workers are replaced with a lost one, as the end of a sentence; "" if there are none."""
+    """Return which workers are replaced with a lost one, as the end of a sentence; "" without any."""
     if not mates:
         return ""
     names = sorted({index_of(mate) for mate in mates})
