@@ -13,7 +13,9 @@ T = TypeVar("T")
 
 
 async def run_in_thread(work: Callable[[], T]) -> T:
-    """Run blocking work in a new thread, and return its result. If the caller is cancelled, the work runs on alone.
+    """Run blocking work in a new thread, and return its result, or raise its error.
+
+    If the caller is cancelled, the work runs on alone.
 
     asyncio's own threads are few, the store needs them for its writes, and a process ends only once they all have
     ended.
@@ -26,6 +28,7 @@ async def run_in_thread(work: Callable[[], T]) -> T:
             put()
 
     def run() -> None:
+        """Do the work, and pass its result or error to the event loop, unless that has ended."""
         try:
             put = partial(done.set_result, work())
         except BaseException as error:  # noqa: BLE001 (the caller raises it)

@@ -119,7 +119,11 @@ class JobCoordinators:
     # instructions of the pool's machine
 
     def start(self, job: PooledJob) -> None:
-        """Start a coordinator for a job, unless it has one."""
+        """Start a coordinator for a job.
+
+        If this submission has one, only update its data. The coordinator of an earlier submission with the same name
+        ends first.
+        """
         known = self._hosted.get(job.name)
         if known is not None and known.job.submission == job.submission:
             known.job = job
@@ -130,7 +134,11 @@ class JobCoordinators:
         hosted.task = asyncio.get_running_loop().create_task(self._keep_running(hosted, before))
 
     def send_shares(self, job: str, shares: JobShares) -> None:
-        """Send the pool's decision to a job's coordinator, now or once it runs."""
+        """Send the pool's decision to a job's coordinator, now or once it runs.
+
+        A decision to stop the job also interrupts the coordinator's start. Ignored if the job has no coordinator, or
+        for another submission.
+        """
         hosted = self._hosted.get(job)
         if hosted is not None and hosted.job.submission == shares.submission:
             hosted.shares = shares
@@ -140,7 +148,10 @@ class JobCoordinators:
                 hosted.host.on_pool_message(PoolSaid(shares))
 
     def close(self, job: str, submission: int) -> None:
-        """Close the coordinator of a job after its last messages to its nodes."""
+        """End the coordinator of a job in the background, after its last messages to its nodes.
+
+        Its token opens nothing from now on. Ignored for an unknown job or another submission.
+        """
         hosted = self._hosted.get(job)
         if hosted is None or hosted.job.submission != submission:
             return
@@ -163,12 +174,12 @@ class JobCoordinators:
         return self._by_token.get(header)
 
     def find_job(self, job: str) -> PooledJob | None:
-        """Return a job that has, or needs, a coordinator."""
+        """Return a job that has, or needs, a coordinator, or None."""
         known = self._hosted.get(job)
         return known.job if known is not None else None
 
     def used_keys(self) -> set[str]:
-        """Return the keys of the records that a coordinator may write to."""
+        """Return the keys of the records to which a coordinator may still write, also one that is about to end."""
         hosted = {job_key(name, entry.job.submission) for name, entry in self._hosted.items()}
         return hosted | {*self._closing.values()}
 
@@ -178,7 +189,7 @@ class JobCoordinators:
         return known.app if known is not None else None
 
     async def stop(self) -> None:
-        """Close all coordinators. The jobs train on."""
+        """Cancel all coordinators, and wait until they are closed. The jobs train on."""
         tasks = [*self._closing, *(entry.task for entry in self._hosted.values() if entry.task is not None)]
         for task in tasks:
             task.cancel()
@@ -187,7 +198,13 @@ class JobCoordinators:
     # one coordinator
 
     async def _keep_running(self, hosted: _Hosted, previous: asyncio.Task[None] | None) -> None:
-        """Run a coordinator for a job while one is wanted, and restart it after failures."""
+        """Run a job's coordinator while it is wanted, after the end of `previous`.
+
+        Restart it after failures, with pauses of up to 5 s.
+
+        Invalid input ends a job that has not started, and so does its requested end. If another pool has taken the job
+        over, give up.
+        """
         if previous is not None:
             await asyncio.wait((previous,))
         pause_s = _FIRST_PAUSE_S
@@ -213,9 +230,9 @@ class JobCoordinators:
                 await asyncio.wait((asyncio.ensure_future(hosted.woken.wait()),), timeout=pause_s)
 
     async def _run_until_failure(self, hosted: _Hosted) -> BaseException | None:
-        """Run the coordinator of a job.
+        """Run the coordinator of a job until it ends or fails.
 
-        Return the error that stopped it, whatever it was, because it affects this job only.
+        Return the error, whatever it was, because it affects this job only; None if it has ended in order.
         """
         running = asyncio.create_task(self._run(hosted))
         try:
@@ -227,12 +244,19 @@ class JobCoordinators:
         return None if running.cancelled() else running.exception()
 
     def _report_end(self, hosted: _Hosted, standing: JobStanding, why: str) -> None:
-        """Report that a job has ended without having started."""
+        """Report to the pool that a job ends in this state, without having started.
+
+        The reason is cut to 1000 characters.
+        """
         job = hosted.job
         self._on_stand(job.name, JobState(submission=job.submission, heard=0, standing=standing, why=why[:1000]))
 
     async def _run(self, hosted: _Hosted) -> None:
-        """Run the coordinator of a job until it is not wanted, and the nodes have received its last message."""
+        """Start a job's coordinator, report that it can receive messages, and run it until it is not wanted, or fails.
+
+        If the job is over, wait for its agents. At the end, close the coordinator, and release the checkpoint
+        directory.
+        """
         job = hosted.job
         make_host, lock = await self._open(hosted)
         host: JobHost | None = None
@@ -262,15 +286,16 @@ class JobCoordinators:
             await run_in_thread(lock.close)
 
     async def _open(self, hosted: _Hosted) -> tuple[Callable[[], JobHost], ExitStack]:
-        """Read the persistent state of a job.
+        """Read the persistent state of a job, including all checkpoints.
 
-        Return a function that creates its coordinator, and the lock of its directory.
+        That may last if their storage does not answer.
 
-        Its checkpoints are read completely, perhaps from a storage that does not answer. If the end of the job is
-        requested meanwhile, and no coordinator has started it, the job is over.
+        Returns:
+            A function that creates the coordinator, and the lock of the checkpoint directory.
 
         Raises:
-            _EndedFirstError: the end of the job was requested.
+            _EndedFirstError: the end of the job was requested meanwhile, and no coordinator has started it.
+            BadInputError, OutdatedStoreError, StoreError: the state cannot be used.
         """
         job, nodes = hosted.job, self._nodes()
         keeper = await run_in_thread(lambda: RecordKeeper(self._store, f"{job.name}/{job.submission}"))
@@ -295,7 +320,10 @@ class JobCoordinators:
     def _open_blocking(
         self, hosted: _Hosted, keeper: RecordKeeper, nodes: int
     ) -> tuple[Callable[[], JobHost], ExitStack]:
-        """Read the remaining state, in a thread."""
+        """Open the journal of a job, read its checkpoints, and lock their directory, in a thread.
+
+        Return as `_open`. If the job was ended meanwhile, release the lock again.
+        """
         job, token, spec = hosted.job, hosted.token, hosted.job.spec
         held = keeper.record.held if keeper.record is not None else None
         if not spec.output.events:
@@ -329,6 +357,7 @@ class JobCoordinators:
             lock.close()  # the caller was cancelled
 
         def report(stands: JobState) -> None:
+            """Report the job's state to the pool."""
             self._on_stand(job.name, stands)
 
         url = f"{self._url}/jobs/{job.name}/job"

@@ -66,18 +66,27 @@ class JobsAtEnd:
         self._queued: dict[int, str] = {}
 
     def end(self) -> None:
-        """Suspend the jobs that keep checkpoints, and stop the other running ones. Queued jobs do not start."""
+        """Suspend the jobs that keep checkpoints, and stop the other running ones.
+
+        Suspend queued jobs first, so that they do not start. Return when all have ended, after `_SAVE_S` at the latest.
+        """
         self._repeat_until(self._end_all, _SAVE_S, lambda why: self._say(f"holdfast: jobs cannot be saved yet: {why}"))
 
     def queue_again(self) -> None:
-        """After the nodes have ended, queue the queued jobs again, for the next pool of this store."""
+        """Queue the jobs that `end` has found queued, for the next pool of this store.
+
+        Call it after the nodes have ended.
+        """
         if self._queued:
             names = ", ".join(self._queued.values())
             prefix = f"holdfast: queued jobs ({names}) could not be queued again yet: "
             self._repeat_until(self._queue_all, _QUEUE_S, lambda why: self._say(f"{prefix}{why}"))
 
     def _repeat_until(self, done: Callable[[EndablePool], bool], within_s: float, say: Callable[[str], None]) -> None:
-        """Repeat a request until it is done, for at most `within_s`. Print the first reason for a failure."""
+        """Call `done` with a client until it returns True, for at most `within_s`, or until the user is in a hurry.
+
+        Print the first error of holdfast with `say`, and log later ones that differ.
+        """
         until, reported = time.monotonic() + within_s, ""
         with self._client() as client:
             while time.monotonic() < until and not self._hurried():
@@ -93,7 +102,10 @@ class JobsAtEnd:
                 time.sleep(_POLL_S)
 
     def _end_all(self, client: EndablePool) -> bool:
-        """Request the end of the remaining jobs, and return whether all have ended."""
+        """Suspend the queued jobs and remember them, and request the end of the running ones.
+
+        Return whether all have ended.
+        """
         jobs = client.status()["jobs"]
         waiting = [job for job in jobs if job["state"] in _QUEUED]
         for job in waiting:  # first, because otherwise they would start on the freed nodes
@@ -108,6 +120,10 @@ class JobsAtEnd:
         return not (waiting or admitted or any(job["state"] in _LEAVING for job in jobs))
 
     def _end_job(self, client: EndablePool, name: str, *, saves: bool) -> None:
+        """Suspend a running job that saves checkpoints, or else stop it at once, and print that.
+
+        Ignored if it has just ended.
+        """
         with contextlib.suppress(RefusedError):  # the job has just ended
             if saves:
                 client.suspend(name)
@@ -117,7 +133,10 @@ class JobsAtEnd:
                 self._say(f"holdfast: job {name} keeps no checkpoints, and is stopped")
 
     def _queue_all(self, client: EndablePool) -> bool:
-        """Queue the suspended jobs that were queued before. Jobs that were stopped meanwhile are left out."""
+        """Resume the suspended jobs that were queued before, and return True.
+
+        Jobs that were stopped meanwhile are left out.
+        """
         for job in client.status()["jobs"]:
             if job["submission"] in self._queued and job["state"] in _SUSPENDED:
                 client.resume(job["job"])

@@ -1,7 +1,7 @@
 """Removes the records of jobs that the pool no longer knows from its store.
 
 The pool keeps the newest finished jobs and the last job of each name (`coordination/pool/state.py`: `KEPT_JOBS`). Their
-records stay next to those of the running jobs. Events files belong to the user, and are never removed.
+records stay next to the records of running jobs. Events files belong to the user, and are never removed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class RecordSweeper:
         self._present: set[str] | None = None
 
     async def run(self) -> None:
-        """Remove leftover records now and whenever the pool has forgotten a job, forever."""
+        """Sweep every `SWEEP_S`, forever. If the store does not answer, log it and try again at the next time."""
         while True:
             try:
                 await self.sweep()
@@ -56,7 +56,10 @@ class RecordSweeper:
             await asyncio.sleep(SWEEP_S)
 
     async def sweep(self) -> None:
-        """Remove the leftover records now.
+        """Remove the records of jobs that the pool has forgotten and no coordinator uses.
+
+        The first call lists the store; later ones only consider the records found there and jobs that the pool has
+        known since.
 
         Raises:
             StoreError: the store does not answer. The next sweep removes the remaining records.
@@ -72,6 +75,7 @@ class RecordSweeper:
             self._present.discard(key)
 
     def _remove(self, key: str) -> None:
+        """Remove a record and log it, unless it is gone or changes meanwhile."""
         entry = self._store.get(key)
         if entry is not None and self._store.remove(key, entry.revision):
             _log.info("%s is removed: the pool has forgotten the job", key)

@@ -111,7 +111,9 @@ def run_local_pool(
 
 @contextlib.contextmanager
 def _lock_store(store: str) -> Generator[None]:
-    """Lock the file of a store for this pool. A second pool would take over its jobs, and never give them nodes.
+    """Hold a lock next to the file of a SQLite store.
+
+    Other stores need none. A second pool would take over the jobs of the first, and never give them nodes.
 
     Raises:
         BadInputError: another pool has it.
@@ -168,7 +170,10 @@ class _LocalPool:
         self._hurry = asyncio.Event()
 
     async def run(self) -> int:
-        """Keep all processes running until a signal arrives."""
+        """List the pool for commands, and run its server and nodes until a signal, or until a restart cannot help.
+
+        Then end all of them, and return the exit code.
+        """
         loop = asyncio.get_running_loop()
         for number, code in ending_signals().items():
             loop.add_signal_handler(number, partial(self._on_signal, code))
@@ -186,6 +191,10 @@ class _LocalPool:
                 unregister(listed)
 
     def _on_signal(self, code: int) -> None:
+        """At the first signal, announce the end, save the jobs, and end with this exit code.
+
+        A further one ends everything at once.
+        """
         if self._exit_code.done():
             self._hurry.set()
         else:
@@ -197,7 +206,9 @@ class _LocalPool:
             self._exit_code.set_result(code)
 
     async def _end(self, keeping: asyncio.Task[None]) -> None:
-        """Save the jobs, then end the nodes, and then the server, which learns from it.
+        """End the jobs if a signal came, then the nodes, then the server, and last all orphans.
+
+        A further signal kills the nodes and shortens all waits.
 
         Args:
             keeping: the task that keeps the server running.
@@ -230,6 +241,7 @@ class _LocalPool:
             await asyncio.wait_for(self._end_orphans(), _END_S)
 
     def _entry(self) -> JobEntry:
+        """Return the entry under which commands of this machine find the pool."""
         settings = self._settings
         assert settings.token is not None
         return JobEntry(
@@ -245,7 +257,12 @@ class _LocalPool:
         return str(self._settings.tls_cert.absolute()) if self._settings.tls_cert else ""
 
     async def _keep_running(self, name: str) -> None:
-        """Start a process, and restart it whenever it dies."""
+        """Start a process by its name ("server" or "node-N"), and restart it whenever it dies.
+
+        Orphans of a node end first. While the pool ends, only a server that still saves jobs is restarted.
+
+        If a restart cannot help, or another server has taken over, set the exit code of the pool instead.
+        """
         loop = asyncio.get_running_loop()
         while self._is_wanted(name):
             began = loop.time()
@@ -285,6 +302,10 @@ class _LocalPool:
         return not self._exit_code.done() or (name == "server" and self._is_saving)
 
     def _start(self, name: str) -> ChildProcess:
+        """Start the server or a node as a child process, and send its settings to its stdin.
+
+        A node gets an empty folder. A child that dies at once is returned, too.
+        """
         order: ServerOrder | NodeOrder
         if name == "server":
             settings = replace(self._settings, registry=None)
@@ -306,6 +327,7 @@ class _LocalPool:
         return child
 
     def _node_settings(self, name: str, folder: str) -> PoolNodeSettings:
+        """Return the settings of a node, with which it reaches this pool's server."""
         settings = self._settings
         assert settings.token is not None
         return PoolNodeSettings(
@@ -322,12 +344,17 @@ class _LocalPool:
 
 
 async def _cancel(*tasks: asyncio.Task[None]) -> None:
+    """Cancel tasks, and wait until they have ended. Their errors are ignored."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _execute(order: ServerOrder | NodeOrder) -> int:
+    """Run a node, or the server, which ends with its parent and creates the file `served` once it is ready.
+
+    Return the exit code.
+    """
     # Imported only here, because a server and a node need different modules.
     if isinstance(order, NodeOrder):
         from holdfast.control.pool_node.pool_agent import run_pool_agent
@@ -340,13 +367,21 @@ def _execute(order: ServerOrder | NodeOrder) -> int:
 
 
 def _to_path(kind: type, value: Any) -> Any:
+    """Decode a `Path` from JSON.
+
+    Raises:
+        NotImplementedError: another type.
+    """
     if kind is Path:
         return Path(value)
     raise NotImplementedError(f"{kind} cannot be sent")
 
 
 def main() -> int:
-    """Read an order from stdin, and execute it."""
+    """Read an order from stdin, run that server or node, and return its exit code.
+
+    Errors of holdfast are printed in a line and have their own codes; others are printed with a traceback.
+    """
     try:
         with handled_sigint():
             order = msgspec.json.decode(sys.stdin.buffer.read(), type=ServerOrder | NodeOrder, dec_hook=_to_path)

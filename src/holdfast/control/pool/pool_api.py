@@ -86,7 +86,7 @@ class WhatIfRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def change(self) -> Change:
-        """The requested change.
+        """The requested change: a node that is lost, nodes that are added, or a job that is submitted.
 
         Raises:
             BadInputError: none, or several at once.
@@ -139,7 +139,10 @@ class PoolApi:
         return json_answer(await self._shell.read_durable(lambda: pool_status(self._shell)))
 
     async def events(self, request: Request) -> Response:
-        """Return the events above `after` as JSON lines. Without one, wait up to `wait` seconds for it."""
+        """Return the events above number `after` as JSON lines.
+
+        If there are none, wait for one, up to `wait` seconds.
+        """
         after, wait_s = int(read_number(request, "after", 0)), min(read_number(request, "wait", 0.0), MAX_WAIT_S)
         await self._shell.journal.wait_beyond(after, wait_s)
         lines = self._shell.journal.read(after)
@@ -154,28 +157,46 @@ class PoolApi:
         return json_answer({"jobs": (await self._shell.read_durable(lambda: pool_status(self._shell)))["jobs"]})
 
     async def job(self, request: Request) -> Response:
-        """Return one job, and the conditions under which it would start."""
+        """Return the status of one job, the conditions under which it would start, and the pool's reserve.
+
+        Raises:
+            UnreachableError: there is no such job.
+        """
         name = request.path_params["name"]
         status = await self._shell.read_durable(lambda: self._explain(name))
         return json_answer(status)
 
     def _explain(self, name: str) -> dict[str, Any]:
+        """Return the status of a job for `job`, with its conditions, the reserve and the log folder.
+
+        Raises:
+            UnreachableError: there is no such job.
+        """
         machine = self._shell.machine
         reserve = {"nodes": machine.state.reserve, "why": machine.reserve_reason}
         details = {"would": machine.explain(name), "reserve": reserve, "now": machine.state.now}
-        job = self._known(name)
-        return {**_job(self._shell, job), **details, "log_dir": self._jobs.log_folder(job)}
+        job = self._get_job(name)
+        return {**_job_status(self._shell, job), **details, "log_dir": self._jobs.log_folder(job)}
 
     async def submit(self, request: Request) -> Response:
-        """Submit a job, and return its number."""
+        """Check the job in the body, submit it, and return its number.
+
+        Answer 503 if this server no longer leads the pool.
+        """
         spec = await read_body(request, JobSpec, self._body_s)
         check_submission(spec)
         if answer := await self._feed(SubmitJob(spec)):
             return answer
-        return json_answer({"submission": self._known(spec.name).submission})
+        return json_answer({"submission": self._get_job(spec.name).submission})
 
     async def launch(self, request: Request) -> Response:
-        """Return the data with which a node starts the processes of a grant of this job."""
+        """Return the job, its token and its coordinator's path.
+
+        With these, a node that was granted to the job starts processes.
+
+        Raises:
+            UnreachableError: the job needs no coordinator now, or does not exist.
+        """
         job = self._jobs.find_job(request.path_params["name"])
         if job is None:
             raise UnreachableError(f"job {request.path_params['name']} has no nodes now")
@@ -184,7 +205,7 @@ class PoolApi:
         return json_answer(PooledLaunch(submission=job.submission, spec=job.spec, token=token, address=address))
 
     async def stop(self, request: Request) -> Response:
-        """End a job."""
+        """End a job, saved if it keeps checkpoints, or at once with `now`. The reason in the body is optional."""
         body = await read_body(request, StopRequest, self._body_s)
         why = {"why": body.why} if body.why else {}
         return await self._request(StopPooled(request.path_params["name"], body.now, **why))
@@ -204,7 +225,10 @@ class PoolApi:
         return await self._request(UpdateJob(request.path_params["name"], body.changes))
 
     async def compact(self, request: Request) -> Response:
-        """Move jobs closer together if that is worth its cost, and return the moves."""
+        """Compute moves that put the nodes of jobs into fewer racks, if they are worth their cost, and return them.
+
+        Make them, too, unless it is a dry run.
+        """
         body, state = await read_body(request, CompactRequest, self._body_s), self._shell.machine.state
         at = await self._shell.read_durable(lambda: build_occupancy(state))
         found = await self._compute(compact, at, body.worth_s)
@@ -213,7 +237,7 @@ class PoolApi:
         return json_answer(found)
 
     async def what_if(self, request: Request) -> Response:
-        """Return the plan that would follow a change."""
+        """Return the division of nodes now and after a change, and the jobs that would wait. Nothing is changed."""
         change, machine = (await read_body(request, WhatIfRequest, self._body_s)).change, self._shell.machine
         now, then = await self._shell.read_durable(lambda: machine.preview_change(change))
         policy = machine.config.policy
@@ -221,7 +245,7 @@ class PoolApi:
         return json_answer({**asdict(found), "policy": policy.name})
 
     async def drain(self, request: Request) -> Response:
-        """Drain nodes for maintenance, or return the forecast for that."""
+        """Drain nodes: jobs leave them for maintenance. In a dry run, only return the forecast."""
         body, state = await read_body(request, DrainRequest, self._body_s), self._shell.machine.state
         if body.dry_run:
             now = await self._shell.read_durable(state.copy)
@@ -246,7 +270,15 @@ class PoolApi:
         return await self._feed(order) or json_answer({"ok": True})
 
     async def _feed(self, order: PoolRequest) -> Response | None:
-        """Feed an order to the machine. Return the answer if it failed, else None."""
+        """Pass an order to the machine, and return None once its effects are in the store.
+
+        Return an answer 503 if this server no longer leads the pool.
+
+        Raises:
+            RefusedError: the machine refuses it; or the store has not answered for `WRITE_S`, and the order takes
+                effect later.
+            BadInputError, UnreachableError: the machine refuses it.
+        """
         self._shell.check_store()
         feeding = asyncio.ensure_future(self._shell.feed(order))
         self._requests.add(feeding)
@@ -263,7 +295,12 @@ class PoolApi:
             return None
         return error_answer(503, "this server no longer leads the pool: repeat the request")
 
-    def _known(self, name: str) -> PooledJob:
+    def _get_job(self, name: str) -> PooledJob:
+        """Return a job by its name.
+
+        Raises:
+            UnreachableError: there is none. The message lists the known jobs.
+        """
         job = self._shell.machine.state.jobs.get(name)
         if job is None:
             known = ", ".join(sorted(self._shell.machine.state.jobs)) or "none"
@@ -278,7 +315,10 @@ def _retrieve_error(feeding: asyncio.Future[bool]) -> None:
 
 
 def pool_status(shell: PoolShell) -> dict[str, Any]:
-    """Return the status of a pool for users. Names contain units (`_s`)."""
+    """Return the status of a pool for users: its nodes with their grants, its jobs, its policy and reserve.
+
+    `events` is the number of the newest event. Names contain units (`_s`).
+    """
     state = shell.machine.state
     nodes = [
         {
@@ -304,12 +344,13 @@ def pool_status(shell: PoolShell) -> dict[str, Any]:
         "reserve_why": shell.machine.reserve_reason,
         "nodes": nodes,
         "moves_to_come": shell.machine.moves.pending_count,
-        "jobs": [_job(shell, job) for job in jobs],
+        "jobs": [_job_status(shell, job) for job in jobs],
         "events": shell.journal.last_seq,
     }
 
 
-def _job(shell: PoolShell, job: PooledJob) -> dict[str, Any]:
+def _job_status(shell: PoolShell, job: PooledJob) -> dict[str, Any]:
+    """Return the status of a job for users: its state, nodes, settings, history and measured step times."""
     state = shell.machine.state
     return {
         "job": job.name,
@@ -331,12 +372,12 @@ def _job(shell: PoolShell, job: PooledJob) -> dict[str, Any]:
         "preempted": job.preempted,
         "refuses": state.unfit_nodes(job.name),
         "why": job.why,
-        "pace": _pace(job),
+        "pace": _step_times(job),
     }
 
 
-def _pace(job: PooledJob) -> dict[str, Any] | None:
-    """Return the known step times of a job by its number of nodes."""
+def _step_times(job: PooledJob) -> dict[str, Any] | None:
+    """Return a job's step times in seconds by number of nodes, its batch, and its layouts, or None if none is known."""
     pace = job.pace
     if pace is None:
         return None

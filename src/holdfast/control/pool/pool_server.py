@@ -76,7 +76,7 @@ def run_pool(settings: PoolSettings, on_ready: Callable[[JobEntry], None] | None
 async def serve_pool(
     settings: PoolSettings, *, clock: Clock | None = None, on_ready: Callable[[JobEntry], None] | None = None
 ) -> int:
-    """Run a pool server in this event loop, and return the exit code.
+    """Check the settings, take over the pool, and serve it in this event loop until a signal. Return the exit code.
 
     Args:
         settings: of the pool.
@@ -102,7 +102,7 @@ async def serve_pool(
 
 
 def _open_journal(settings: PoolSettings, record: PoolRecord | None) -> Journal:
-    """Open the journal of the pool, and check it against the record.
+    """Open the journal of the pool, and check it against the record. Without a folder, it is in memory.
 
     Raises:
         BadInputError: the folder cannot be used, or contains events of another pool.
@@ -188,7 +188,10 @@ class _PoolServer:
 
     @contextlib.asynccontextmanager
     async def registered(self) -> AsyncGenerator[JobEntry]:
-        """List the pool for the commands of this machine, and take it over."""
+        """List the pool for the commands of this machine while inside, and take it over in the store.
+
+        Yield its address and token.
+        """
         settings, entry = self._settings, self._entry
         with contextlib.ExitStack() as stack:
             # The listing comes first: if it fails, the store must not have changed.
@@ -199,7 +202,11 @@ class _PoolServer:
             yield entry
 
     async def run(self) -> int:
-        """Serve until a signal ends this server, or it cannot continue."""
+        """Serve nodes, jobs and users until a signal ends this server. Close everything, and return the exit code.
+
+        Raises:
+            HoldfastError: the shell or a task has failed, so that it cannot continue.
+        """
         serving = asyncio.create_task(self._serve())
         ticking = asyncio.create_task(self._tick())
         tidying = asyncio.create_task(self._sweeper.run())
@@ -219,6 +226,7 @@ class _PoolServer:
         return self._outcome(serving, ticking)
 
     def _outcome(self, *tasks: asyncio.Task[None]) -> int:
+        """Return the exit code of the signal, or raise the failure of the shell, of a task, or of the web server."""
         if self._exit_code.done():
             return self._exit_code.result()
         for task in tasks:
@@ -229,6 +237,7 @@ class _PoolServer:
     # events
 
     async def _tick(self) -> None:
+        """Feed a tick to the machine every `TICK_S`, forever."""
         while True:
             await asyncio.sleep(until_mark(self._shell.now(), TICK_S))
             await self._shell.feed(Tick())
@@ -244,7 +253,10 @@ class _PoolServer:
         self._start_task(self._shell.feed(JobMessage(job, stands)))
 
     def _start_task(self, work: Coroutine[Any, Any, object]) -> None:
-        """Run a coroutine in the background. Failures of the shell are reported to `_on_failure`."""
+        """Run a coroutine in the background.
+
+        Its errors of holdfast are dropped, because the shell reports its own failures.
+        """
 
         async def done() -> None:
             with contextlib.suppress(HoldfastError):
@@ -260,6 +272,7 @@ class _PoolServer:
 
     @contextlib.contextmanager
     def _handle_signals(self) -> Generator[None]:
+        """While inside, let the ending signals set the exit code. Without effect outside the main thread."""
         loop = asyncio.get_running_loop()
         main = threading.current_thread() is threading.main_thread()
         codes = ending_signals() if main else {}
@@ -278,6 +291,7 @@ class _PoolServer:
     # requests
 
     async def _serve(self) -> None:
+        """Serve users, the pool's nodes, and the coordinators of its jobs, until the web server is stopped."""
         channel = AgentChannel(self._shell, messages=FromNode, hello=PoolHello)
         own = Starlette(
             routes=[*self._api.routes(), WebSocketRoute("/agent", channel.serve)], exception_handlers=HANDLERS
@@ -296,6 +310,7 @@ class _PoolServer:
         return self._jobs.find_by_digest(hashlib.sha256(header).digest()) is not None
 
     def _metrics(self) -> bytes:
+        """Return the numbers of nodes (away, free or granted) and of jobs by state, in Prometheus' text format."""
         state, registry = self._shell.machine.state, CollectorRegistry()
         nodes = Gauge(
             "holdfast_pool_nodes", "Nodes of the pool, by whether a job has them.", ["state"], registry=registry
@@ -311,6 +326,7 @@ class _PoolServer:
 
 
 def _node_state(here: bool, granted: bool) -> str:
+    """Return the state of a node in the metrics: "away", "granted" or "free"."""
     if not here:
         return "away"
     return "granted" if granted else "free"
@@ -328,6 +344,10 @@ class _Router:
         self._gate = gate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Forward a request to a job's coordinator, or handle a request to the pool.
+
+        Answer 403 to a token of another job.
+        """
         path: str = scope.get("path", "")
         parts = path.split("/", 4)
         job = self._jobs.find_by_digest(hashlib.sha256(_authorization(scope["headers"])).digest())
@@ -341,6 +361,7 @@ class _Router:
         await _refuse(403, "this token opens another job", scope, receive, send)
 
     async def _forward(self, name: str, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request to a job's coordinator, with this path. Answer 404 if none runs."""
         app = self._jobs.app(name)
         if app is None:
             await _refuse(404, f"job {name} has no coordinator now", scope, receive, send)

@@ -111,6 +111,13 @@ class PoolShell(MachineShell[PoolInput, PoolInstruction, PoolRecord]):
         self._keeper.swap(record)
 
     def _execute(self, instruction: PoolInstruction) -> PoolRecord | None:
+        """Execute one instruction: emit an event, send a message, or start or stop a coordinator, for example.
+
+        Return the record of a `PersistPool`, else None.
+
+        Raises:
+            OutdatedStoreError: the instruction is `StopOutdatedPool`.
+        """
         match instruction:
             case PersistPool(record):
                 return record

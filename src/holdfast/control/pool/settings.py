@@ -44,7 +44,10 @@ class PoolSettings:
 
     @property
     def config(self) -> PoolConfig:
-        """The configuration of the pool's machine."""
+        """The configuration of the pool's machine.
+
+        With `allow_starving` the policy is `Waf`, whatever `policy` says.
+        """
         # The policies import NumPy, which takes longer to load than most commands run.
         from holdfast.coordination.pool.share.achieving import Waf
         from holdfast.coordination.pool.share.policies import POLICIES
@@ -68,10 +71,10 @@ class PoolSettings:
         return hmac.new(self.token.encode(), f"job {job}/{submission}".encode(), "sha256").hexdigest()
 
     def check(self) -> None:
-        """Check that these settings can be served.
+        """Check the name, and that a server can listen with these settings.
 
         Raises:
-            BadInputError: as `check_listening`.
+            BadInputError: as `check_name` and `check_listening`.
         """
         check_name("the pool's name", self.name)
         check_listening(self.host, self.port, self.token, self.tls_cert, self.tls_key)

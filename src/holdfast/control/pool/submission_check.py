@@ -16,7 +16,7 @@ _PATHS = tuple(name.split(".") for name, key in keys_of(JobSpec).items() if key.
 
 
 def check_submission(spec: JobSpec) -> None:
-    """Check that a node can start a job as submitted.
+    """Check that any node can start a job as submitted.
 
     Raises:
         BadInputError: the job has no name or script, a relative path, or a text that no system call accepts.
@@ -37,6 +37,11 @@ def check_submission(spec: JobSpec) -> None:
 
 
 def _check_text(name: str, value: object) -> None:
+    """Refuse NUL in any text of a value and its items. `name` is the key of the value, for the message.
+
+    Raises:
+        BadInputError: a text contains it.
+    """
     if isinstance(value, str) and "\0" in value:
         raise BadInputError(f"{name} is {shorten(value)}: it must not contain NUL")
     if isinstance(value, dict):

@@ -274,7 +274,7 @@ class MachineShell(ABC, Generic[I, O, R]):
         await self._run_in_order(admit)
 
     async def read_durable(self, read: Callable[[], T]) -> T:
-        """Return the result of a function that reads the machine while its whole state is durable.
+        """Return the result of `read`, called while no transaction is open: it sees only decisions in the store.
 
         Raises:
             RefusedError: the store is unavailable.
