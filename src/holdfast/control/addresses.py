@@ -50,7 +50,13 @@ def _place(server: str) -> tuple[str, int]:
 
 
 def _route(host: str, port: int) -> tuple[str, str]:
-    """Return the local and the remote address of a socket that reaches a host; nothing is sent."""
+    """Return the local and the remote address of a socket that reaches a host, without sending anything.
+
+    The first of the host's addresses with a route is used.
+
+    Raises:
+        OSError: the name is unknown, or no address has a route.
+    """
     problem = OSError(f"no address for {host!r}")
     for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
         with socket.socket(family, kind, protocol) as probe:
@@ -69,7 +75,7 @@ def _plain(address: str) -> str:
 
 
 def _outer_addresses() -> Iterator[str]:
-    """Yield this host's addresses except loopback addresses, beginning with the one of the default route."""
+    """Yield this host's IPv4 addresses once each, without loopback addresses; that of the default route comes first."""
     seen = {""}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
@@ -90,6 +96,7 @@ def _outer_addresses() -> Iterator[str]:
 
 
 def _accepts(address: str, port: int) -> bool:
+    """Return whether a TCP connection to an address succeeds within a second."""
     try:
         socket.create_connection((address, port), timeout=_CONNECT_S).close()
     except OSError:

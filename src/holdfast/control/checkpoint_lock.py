@@ -83,7 +83,10 @@ class CheckpointLock:
         self._renewer: threading.Thread | None = None
 
     def acquire(self) -> LockOwner | None:
-        """Take the lock, and renew it until `release`.
+        """Take the lock, and renew it in a thread until `release`.
+
+        A lock of the same identity, left before a restart, is overwritten. Another job's lock is watched for `watch_s`
+        seconds, and replaced if it is stale. Warn if the storage cannot rule out that two jobs get the lock.
 
         Returns:
             The owner of a stale lock that was replaced, None if there was none.
@@ -120,7 +123,10 @@ class CheckpointLock:
         return stale
 
     def release(self) -> None:
-        """Remove the lock if this process still has it. A second call does nothing."""
+        """Stop renewing the lock, and remove it if this process still has it. A second call does nothing.
+
+        Errors are ignored, because the next job finds out that the lock is stale.
+        """
         self._released.set()
         if self._renewer is None:
             return
@@ -164,7 +170,7 @@ class CheckpointLock:
         """Wait a moment, because another job may have removed its lock since `create` found it.
 
         Raises:
-            BadInputError: it happened too often: the lock is a link to nowhere, or is listed and cannot be opened.
+            BadInputError: it happened `_MAX_VANISHED` times: the lock is a link to a missing file, or cannot be opened.
         """
         if times >= _MAX_VANISHED:
             raise BadInputError(
@@ -174,7 +180,9 @@ class CheckpointLock:
         time.sleep(self._renew_s / 4)
 
     def _is_stale(self, found: LockOwner) -> bool:
-        """Watch another job's lock; return whether it can be removed.
+        """Watch another job's lock for `watch_s` seconds; return whether it stayed unchanged and can be removed.
+
+        Return False at once if it was removed meanwhile.
 
         Raises:
             BadInputError: the lock was renewed, so that job runs.
@@ -196,7 +204,10 @@ class CheckpointLock:
         return True
 
     def _renew(self) -> None:
-        """Renew the lock until it is released. If another job has taken it, warn and stop renewing."""
+        """Renew the lock every `renew_s` seconds until it is released, also after errors of the storage.
+
+        If another job has taken it, warn and stop renewing.
+        """
         while not self._released.wait(self._renew_s):
             self._owner = msgspec.structs.replace(self._owner, renewals=self._owner.renewals + 1)
             try:

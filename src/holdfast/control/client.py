@@ -115,6 +115,11 @@ class ServerClient:
         self._http.close()
 
     def _request(self, method: str, path: str, body: object = None, *, wait_s: float = 0.0) -> httpx.Response:
+        """Send a request, with `body` as JSON, and return the answer if it is a success. Else raise, as the class says.
+
+        Args:
+            wait_s: seconds that the server may take longer than usual, because it waits for news.
+        """
         content = None if body is None else msgspec.json.encode(body)
         try:
             answer = self._http.request(method, path, content=content, timeout=self._timeout_s + wait_s)
@@ -130,6 +135,7 @@ class ServerClient:
         raise refusal(f"the {self.what} at {self._job.url} refuses: {_reason(answer)}")
 
     def _decode(self, content: bytes, kind: type[T]) -> T:
+        """Decode a JSON answer. Raises UnreachableError for other content: the server is not one of holdfast."""
         try:
             return msgspec.json.decode(content, type=kind)
         except MALFORMED:
@@ -143,7 +149,7 @@ class CoordinatorClient(ServerClient):
     """A client of a job's coordinator."""
 
     def status(self) -> dict[str, Any]:
-        """Return the answer of /status."""
+        """Return the job's status, decoded from JSON. Raises UnreachableError if another kind of server answers."""
         answer = self._decode(self._request("GET", "/status").content, dict[str, Any])
         if not isinstance(answer.get("job"), str):
             raise self._not_holdfast_error()
@@ -170,11 +176,11 @@ class CoordinatorClient(ServerClient):
         return self._decode(answer.content, _NodeRequest).id
 
     def forecast(self, nodes: Sequence[str], to: Sequence[str] = (), *, stays: bool) -> list[MoveForecast]:
-        """Return the forecast for `drain`, or for `move`.
+        """Return the forecasts for `drain`, or for `move` if `stays`, without draining or moving any node.
 
         Args:
             nodes: the nodes to drain or move.
-            to: the standbys to move to.
+            to: the standbys to move to. Ignored for `drain`.
             stays: whether the nodes stay as standbys, as with `move`.
         """
         request = MoveRequest(nodes=tuple(nodes), to=tuple(to), dry_run=True)
@@ -216,12 +222,13 @@ class CoordinatorClient(ServerClient):
         self._request("GET", f"/events?after={after}&wait={wait_s}", wait_s=wait_s)
 
     def event_lines(self, after: int = 0, *, follow: bool = False, patience_s: float = 30.0) -> Iterator[bytes]:
-        """Yield the events above number `after` as JSON lines.
+        """Yield the events above number `after` as JSON lines, up to the newest event, or to the job's end.
 
         Args:
             after: number of an event.
             follow: whether to wait for later events until the job ends.
-            patience_s: seconds without a coordinator after which following fails. It survives shorter restarts.
+            patience_s: while following, seconds without a coordinator after which UnreachableError is raised. Shorter
+                absences, such as restarts, are survived.
         """
         lost_at: float | None = None
         while True:
@@ -258,6 +265,7 @@ def check_url(what: str, url: str) -> None:
 
 
 def _is_url(text: str) -> bool:
+    """Return whether a text matches `_URL`, with a valid port."""
     try:
         return _URL.fullmatch(text) is not None and (httpx.URL(text).port or 0) <= _MOST_PORT
     except httpx.InvalidURL:
@@ -265,12 +273,14 @@ def _is_url(text: str) -> bool:
 
 
 def _is_tls_failure(error: BaseException | None) -> bool:
+    """Return whether an error, or an error that led to it, is an SSLError."""
     while error is not None and not isinstance(error, ssl.SSLError):
         error = error.__cause__ or error.__context__
     return error is not None
 
 
 def _reason(answer: httpx.Response) -> str:
+    """Return why a server refuses a request: `error` of its JSON answer, else the HTTP status, with advice for 404."""
     try:
         return str(answer.json()["error"])
     except (ValueError, KeyError, TypeError):

@@ -24,10 +24,11 @@ _MUST_BE = {
 
 
 def read_rules(path: str) -> tuple[FailureRule, ...]:
-    """Return the rules of a file, in their order, or () for "".
+    """Return the rules of a TOML file with a `[[class]]` table for each, in their order, or () for "".
 
     Raises:
-        BadInputError: it cannot be read, or a rule is wrong: a bad pattern, or one that can never match.
+        BadInputError: it cannot be read, has other keys or more than `MAX_RULES` rules, or a rule is wrong: a bad
+            value, or a pattern that can never match. The message names the line of the rule, or its number.
     """
     if not path:
         return ()
@@ -67,6 +68,15 @@ def _lines(text: str) -> list[int]:
 
 
 def _rule(table: Mapping[str, Any], place: str) -> FailureRule:
+    """Convert a table to a rule.
+
+    Args:
+        table: the keys and values of one `[[class]]`.
+        place: file and line, for the errors.
+
+    Raises:
+        BadInputError: a key is unknown or missing, or its value is invalid.
+    """
     for key in table:
         check_known(key, _KEYS, f"{place}: {key}")
     for key in ("pattern", "status", "severity"):

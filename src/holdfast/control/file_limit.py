@@ -20,7 +20,7 @@ def file_limit() -> int:
 
 
 def raise_file_limit() -> None:
-    """Raise the soft limit of this process, and of its children, as far as the hard limit allows."""
+    """Raise the soft limit of this process and its future children to 65536, or to the hard limit if that is lower."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _WANTED if hard == resource.RLIM_INFINITY else min(_WANTED, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -118,6 +118,8 @@ class OutputRelay:
     def open(self, worker: str) -> tuple[str, str]:
         """Create the pipes of a process that is about to start, and return their paths for stdout and stderr.
 
+        The thread reads them from now on. The worker's log is opened as well, if logs are wanted.
+
         Raises:
             OSError: they cannot be created.
         """
@@ -127,7 +129,7 @@ class OutputRelay:
         return out.path, err.path
 
     def _open_log(self, worker: str) -> _Log | None:
-        """Open the log of a worker. If that fails, the worker starts without one."""
+        """Open the log of a worker for appending. If that fails, report it and return None."""
         path = log_path(self._log_folder, self._node, index_of(worker))
         try:
             return _Log(path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
@@ -136,6 +138,7 @@ class OutputRelay:
             return None
 
     def _report(self, path: str, error: OSError) -> None:
+        """Call `on_lost` for a log that cannot be written, unless it was called for this path before."""
         if path not in self._reported:
             self._reported.add(path)
             self._on_lost(path, error.strerror or str(error))
@@ -162,6 +165,7 @@ class OutputRelay:
         os.write(self._waker, b"!")
 
     def _pipe(self, printer: _WorkerOutput, number: int) -> _Pipe:
+        """Create the named pipe for stdout (1) or stderr (2) of a process, and open it for reading without blocking."""
         path = f"{self._folder}/{printer.worker.replace('/', '.')}.{number}"
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
@@ -171,6 +175,7 @@ class OutputRelay:
     # in the thread
 
     def _run(self) -> None:
+        """Read pipes and execute commands, until `close` was called and all output is read."""
         while not self._closing or self._printers:
             for key, _ in self._selector.select():
                 if isinstance(key.data, _Pipe):
@@ -180,35 +185,46 @@ class OutputRelay:
                     self._commands.get()()
 
     def _on_opened(self, printer: _WorkerOutput, *pipes: _Pipe) -> None:
+        """Start to read the pipes of a process."""
         self._printers[printer.worker] = printer
         for pipe in pipes:
             self._selector.register(pipe.source, selectors.EVENT_READ, pipe)
 
     def _on_plan(self, generation: int, leader: str) -> None:
+        """Remember the worker with rank 0 of a generation. Only the newest `_MOST_KNOWN` generations are kept."""
         self._leaders[generation] = leader
         while len(self._leaders) > _MOST_KNOWN:
             del self._leaders[min(self._leaders)]
 
     def _on_generation(self, generation: int) -> None:
+        """Learn which worker has rank 0 now. If only its lines are printed, print its kept lines, and drop the others'.
+
+        If the generation's plan is not known, rank 0 stays with the same worker.
+        """
         self._leader = self._leaders.get(generation, self._leader)
         if self._which == "rank0" and self._leader is not None:
             for printer in self._printers.values():
                 self._show_kept(printer, KEPT_LINES if printer.worker == self._leader else 0)
 
     def _on_ended(self, worker: str, failed: bool) -> None:
+        """Note how a process ended, and finish with it if its output is complete. Ignored for an unknown worker."""
         printer = self._printers.get(worker)
         if printer is not None:
             printer.failed = failed
             self._finish_if_ended(printer)
 
     def _on_close(self) -> None:
-        """Handle `close`: all processes have ended, reported or not."""
+        """Handle `close`: all processes have ended. If the end of one was not reported, it counts as not failed."""
         self._closing = True
         for printer in list(self._printers.values()):
             printer.failed = bool(printer.failed)
             self._finish_if_ended(printer)
 
     def _read(self, pipe: _Pipe) -> None:
+        """Read from a pipe. Write the complete lines to the log, and print them, keep them or drop them (`which`).
+
+        At the end of the stream, close and remove the pipe.
+        """
         printer = pipe.printer
         data = os.read(pipe.source, _CHUNK)
         *lines, pipe.rest = split_lines(pipe.rest + data, at_end=not data)
@@ -226,7 +242,10 @@ class OutputRelay:
             self._finish_if_ended(printer)
 
     def _write_log(self, log: _Log, lines: Sequence[bytes]) -> None:
-        """Write lines. If that fails, count them, and note the missing ones in the log once it can be written."""
+        """Write lines to a log. If that fails, report it once, and count the lines.
+
+        The next successful write begins with a note of the missing lines and the reason.
+        """
         mark = f"\n[holdfast: {log.lost} lines are missing here: {log.why}]\n".encode() if log.lost else b""
         try:
             _write_all(log.file, mark + b"".join(lines))
@@ -237,7 +256,10 @@ class OutputRelay:
             log.lost = 0
 
     def _finish_if_ended(self, printer: _WorkerOutput) -> None:
-        """Forget a process after its end, once its output is complete. Print its last lines if it has failed."""
+        """Close the log of a process and forget it, if it has ended and its output is complete.
+
+        If only failed processes are printed and this one has failed, print its last lines.
+        """
         if printer.failed is None or printer.open > 0:
             return
         if self._which == "failed":
@@ -247,11 +269,13 @@ class OutputRelay:
         self._printers.pop(printer.worker, None)
 
     def _show_kept(self, printer: _WorkerOutput, most: int) -> None:
+        """Print the last `most` kept lines of a process, and forget all its kept lines."""
         for number, line in list(printer.kept)[-most:] if most else ():
             self._print(printer, number, [line])
         printer.kept.clear()
 
     def _print(self, printer: _WorkerOutput, number: int, lines: Iterable[bytes]) -> None:
+        """Print lines on stdout (1) or stderr (2), each after the node's name; if it has several workers, with the index."""
         index = f".{index_of(printer.worker)}" if self._shows_index else ""
         head = f"[{self._node}{index}] ".encode()
         _write(number, b"".join(head + line for line in lines))
@@ -263,9 +287,10 @@ def log_path(folder: str, node: str, place: int) -> str:
 
 
 def split_lines(data: bytes, *, at_end: bool) -> list[bytes]:
-    """Cut data into lines with line ends. The last item is the unfinished line, or b"".
+    """Cut data into lines that end with a newline. The last item is the unfinished line, or b"".
 
-    A carriage return ends a line too, because progress bars write it.
+    A carriage return ends a line too, because progress bars write it, and becomes a newline; alone, it is dropped. An
+    unfinished line of `MAX_LINE` bytes counts as finished.
 
     Args:
         data: the bytes.
@@ -285,6 +310,7 @@ def _write(number: int, data: bytes) -> None:
 
 
 def _write_all(number: int, data: bytes) -> None:
+    """Write all data to a descriptor, with as many writes as that takes."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(number, rest) :]

@@ -52,7 +52,7 @@ def lock_folder(folder: str) -> int:
 
 
 def remove_abandoned_folders(pattern: str, *, older_s: float = 0.0) -> None:
-    """Remove the folders of this user that match a pattern and have a free lock.
+    """Remove the folders of this user that match a pattern and have a free lock. Errors are ignored.
 
     They are renamed first: removing a large one takes seconds, and a new owner may need the name at once. The new name
     has the same beginning and suffix, so that the pattern finds it again if this process is killed meanwhile.

@@ -34,7 +34,7 @@ class PoolClient(ServerClient):
     what = "pool"
 
     def status(self) -> dict[str, Any]:
-        """Return the pool's nodes and jobs."""
+        """Return the pool's nodes and jobs, from JSON. Raises UnreachableError if another kind of server answers."""
         answer = self._decode(self._request("GET", "/pool").content, dict[str, Any])
         if not isinstance(answer.get("pool"), str):
             raise self._not_holdfast_error()
@@ -101,11 +101,11 @@ class PoolClient(ServerClient):
         self._request("POST", f"/nodes/{_quote(node)}/forget")
 
     def events(self, after: int = 0, *, follow: bool = False) -> Iterator[dict[str, Any]]:
-        """Yield the pool's events above number `after`.
+        """Yield the pool's events above number `after`, from JSON, up to the newest event, or forever.
 
         Args:
             after: number of an event.
-            follow: whether to wait for later events, forever.
+            follow: whether to wait for later events.
         """
         while True:
             wait_s = _POLL_S if follow else 0.0

@@ -53,7 +53,11 @@ class ImportedFiles:
 
 
 def serve(requests: socket.socket) -> ZygoteResources | None:
-    """Fork zygotes on request. Return None when the socket is closed, and in a forked zygote its resources."""
+    """Send `READY`, then fork a zygote for each request and answer with `FORKED`.
+
+    Return None when the socket is closed, or after the answer `CHANGED` if an imported file has changed. In a forked
+    zygote, return its resources.
+    """
     loaded = ImportedFiles()
     with contextlib.suppress(ConnectionError):  # the requester has ended
         requests.send(READY)
@@ -74,7 +78,10 @@ def serve(requests: socket.socket) -> ZygoteResources | None:
 
 
 def _become_zygote(listener: int, lifeline: int) -> ZygoteResources:
-    """Turn this grandchild into a zygote, equal to one that was started directly."""
+    """Turn this grandchild into a zygote, equal to one that was started directly, and return its resources.
+
+    It gets its own process group, the lifeline as stdin, and newly seeded random generators.
+    """
     os.setpgid(0, 0)
     os.dup2(lifeline, 0)
     for descriptor in (listener, lifeline):
@@ -94,7 +101,7 @@ def _reseed() -> None:
 
 
 def start_template(environment: Mapping[str, str], preload: Sequence[str]) -> tuple[ChildProcess, socket.socket]:
-    """Start a template, and return it with the non-blocking socket for requests.
+    """Start a template that imports the modules `preload`. Return it with the non-blocking socket for requests.
 
     Raises:
         OSError: no process can be started.
@@ -112,7 +119,7 @@ def start_template(environment: Mapping[str, str], preload: Sequence[str]) -> tu
 
 
 def _fork_twice() -> bool:
-    """Fork twice, and return whether this is the grandchild. The child has ended when the parent continues.
+    """Fork twice: return True in the grandchild, and False in the parent once the child has ended.
 
     Raises:
         SystemExit: the system cannot create another process.

@@ -31,7 +31,10 @@ def die_with_parent(parent: int) -> None:
     """Make the kernel SIGKILL this process when its parent ends.
 
     Args:
-        parent: the parent's pid, to notice that it ended before this call.
+        parent: the parent's pid. If it ended before this call, this process is killed now.
+
+    Raises:
+        OSError: the kernel refuses.
     """
     _at_parents_end(signal.SIGKILL)
     if os.getppid() != parent:
@@ -44,6 +47,11 @@ def outlive_parent() -> None:
 
 
 def _at_parents_end(number: int) -> None:
+    """Set the signal that the kernel sends to this process when its parent ends, or 0 for none.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
         error = ctypes.get_errno()
@@ -63,7 +71,7 @@ def ending_signals() -> dict[signal.Signals, int]:
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a process is stopped by a signal (state T in /proc)."""
+    """Return whether a process is stopped by a signal (state T in /proc). False if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
             text = stat.read()
@@ -128,7 +136,7 @@ async def wait_or_end_frozen(child: ChildProcess, frozen_s: float = FROZEN_S) ->
 
 
 def describe_exit(code: int) -> str:
-    """Return the text for an exit code. A negative code is a signal."""
+    """Return "exit code N", or for a negative code the signal that ended the process, such as "SIGKILL"."""
     if code >= 0:
         return f"exit code {code}"
     try:
@@ -238,7 +246,7 @@ class ChildProcess:
         return self.reap()
 
     def reap(self) -> int:
-        """Wait for its end without an event loop, and close its descriptors."""
+        """Block until it ends, close its descriptors, and return its exit code (negative for a signal)."""
         code = self._process.wait()
         self._handle.close()
         if self._process.stdin is not None:
@@ -249,6 +257,8 @@ class ChildProcess:
 
 async def end_all(children: Iterable[ChildProcess], *, grace_s: float, first: int = signal.SIGTERM) -> None:
     """Ask children to end, SIGKILL the remaining ones after `grace_s`, and return when all are reaped.
+
+    Stopped children are continued (SIGCONT), so that they can end. Ended ones are ignored.
 
     Args:
         children: the processes.

@@ -44,10 +44,12 @@ def registry_directory(environment: Mapping[str, str]) -> Path:
 
 
 def register(directory: Path, entry: JobEntry) -> Path:
-    """Write the file of a job atomically, and return its path, for `unregister`.
+    """Write the file of a job or pool atomically, and return its path, for `unregister`.
+
+    The directory is created if necessary. `birth` of the entry is replaced by the start time of its process.
 
     Raises:
-        BadInputError: the directory cannot be created, or other users can access it.
+        BadInputError: the directory cannot be created or written, or other users can access it.
     """
     entry = msgspec.structs.replace(entry, birth=_birth(entry.pid) or "")
     path = directory / f"{entry.pid}.json"
@@ -72,7 +74,9 @@ def unregister(path: Path) -> None:
 
 
 def live_jobs(directory: Path) -> list[JobEntry]:
-    """Return the jobs with a living coordinator, ordered by URL. Files of dead ones are removed.
+    """Return the jobs and pools whose servers live, ordered by URL, or [] without a directory.
+
+    Files of ended servers are removed; files that cannot be read are skipped.
 
     Raises:
         BadInputError: other users can access the directory, so its content cannot be trusted.
@@ -137,6 +141,8 @@ def find_job(
 ) -> JobEntry:
     """Return the job at an address, else the only one with this name, or the only one at all, on this machine.
 
+    For an address that is not registered here, or with a token, the entry consists of the arguments, without a name.
+
     Args:
         directory: the registry.
         address: URL of the job, or None.
@@ -146,7 +152,7 @@ def find_job(
 
     Raises:
         BadInputError: there are several, or the token of the address is missing or invalid.
-        UnreachableError: there is none, or no server answers at an address without a token.
+        UnreachableError: there is none, it has another name, or no server answers at an address without a token.
     """
     jobs = [entry for entry in live_jobs(directory) if not entry.pool or address is not None]
     if address is not None:
@@ -170,6 +176,12 @@ def find_job(
 
 
 def _unregistered_job(url: str, token: str | None, tls_ca: str) -> JobEntry:
+    """Return an entry without a name for an address and its token. No server is contacted if there is a token.
+
+    Raises:
+        BadInputError: the token is missing or invalid.
+        UnreachableError: the token is missing, and no server listens at the address.
+    """
     if token is None:
         if _is_unreachable(url):
             raise UnreachableError(f"no coordinator answers at {url}: check the address, and give its token ({TOKEN})")
@@ -179,7 +191,7 @@ def _unregistered_job(url: str, token: str | None, tls_ca: str) -> JobEntry:
 
 
 def _is_unreachable(url: str) -> bool:
-    """Return whether no server listens at an address. False if the address is invalid."""
+    """Return whether a connection to an address fails. False if the URL is invalid or has no port."""
     try:
         parts = urlsplit(url)
         place = parts.hostname, parts.port
@@ -209,7 +221,10 @@ def _check_private(directory: Path) -> None:
 
 
 def _birth(pid: int) -> str | None:
-    """Return the start time of a live process, which detects a reused pid, or None if it does not live."""
+    """Return the start time of a live process, which detects a reused pid, or None if it has ended (or is a zombie).
+
+    On a system without /proc, return "" for a live process.
+    """
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -219,6 +234,7 @@ def _birth(pid: int) -> str | None:
 
 
 def _birth_without_proc(pid: int) -> str | None:
+    """Return "" if a process lives, also one of another user, else None."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

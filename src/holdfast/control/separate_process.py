@@ -75,6 +75,10 @@ class BackgroundSolver(Generic[Q, A]):
         self._answer(question, await self._compute(question))
 
     async def _compute(self, question: Q) -> A | None:
+        """Start a process for a question, and return its answer.
+
+        Return None, with a warning, if it cannot be started, fails, takes too long, or its answer cannot be read.
+        """
         with _shared_file("question") as question_file, _shared_file("answer") as answer_file:
             question_file.write(msgspec.msgpack.encode(question))
             question_file.seek(0)
@@ -97,6 +101,10 @@ class BackgroundSolver(Generic[Q, A]):
                 return None
 
     async def _wait_for_success(self, child: ChildProcess, within_s: float) -> bool:
+        """Return whether a process ends in time and with exit code 0. If not, log a warning.
+
+        It is killed after `within_s` seconds, or when this call is cancelled.
+        """
         try:
             async with asyncio.timeout(within_s):
                 code = await child.wait()
@@ -113,6 +121,7 @@ class BackgroundSolver(Generic[Q, A]):
 
 
 async def _cancel(task: asyncio.Task[None] | None) -> None:
+    """Cancel a task, if any, and wait for its end. Its error is ignored."""
     if task is not None:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -123,9 +132,10 @@ def _shared_file(name: str) -> BinaryIO:
 
 
 def answer_in_this_process(question_type: Any, solve: Callable[[Any], object]) -> None:
-    """Answer the question on standard input.
+    """Read the question from standard input, and write the answer of `solve` to a descriptor, both in msgpack.
 
-    The arguments of this process are the pid of its parent, and the descriptor for the answer.
+    The arguments of this process are the pid of its parent, and the descriptor. It runs with low priority, and ends
+    with its parent.
     """
     parent, descriptor = map(int, sys.argv[1:])
     die_with_parent(parent)
