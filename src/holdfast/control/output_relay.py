@@ -275,7 +275,7 @@ class OutputRelay:
         printer.kept.clear()
 
     def _print(self, printer: _WorkerOutput, number: int, lines: Iterable[bytes]) -> None:
-        """Print lines on stdout (1) or stderr (2), each after the node's name; if it has several workers, with the index."""
+        """Print lines on stdout (1) or stderr (2), each with the node's name; with several workers, the index too."""
         index = f".{index_of(printer.worker)}" if self._shows_index else ""
         head = f"[{self._node}{index}] ".encode()
         _write(number, b"".join(head + line for line in lines))

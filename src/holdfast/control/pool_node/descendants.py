@@ -87,6 +87,7 @@ async def end_all_below(but: Callable[[], Collection[int]], *, trees: bool = Fal
 
 
 def _parent_of(pid: int) -> int | None:
+    """Return the pid of a process's parent, or None if the process is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
             text = stat.read()

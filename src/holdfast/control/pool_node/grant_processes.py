@@ -81,7 +81,10 @@ class GrantProcesses:
         self._folder = os.path.join(settings.folder, f"{start.grant}")
 
     async def run(self) -> None:
-        """Start the processes of the grant, and return once none is left, whatever happened."""
+        """Get the launch data from the pool, and run the job's agent until it or the grant ends.
+
+        Then kill all remaining processes, and remove their folder.
+        """
         launch = await self._get_launch()
         os.makedirs(self._folder, mode=0o700, exist_ok=True)
         if launch is not None:
@@ -90,7 +93,11 @@ class GrantProcesses:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _run_agent(self, launch: PooledLaunch) -> None:
-        """Run the job's agent if the node is fit, and return once it has ended."""
+        """Run the job's agent, and return once it has ended.
+
+        If the node is unfit, or the agent cannot be started, report that to the job's coordinator instead. `grace_s`
+        becomes that of the job if it is longer.
+        """
         self.grace_s = max(self._settings.grace_s, launch.spec.recovery.grace)
         self._scripts.add(launch.spec.script)
         if why := self._why_unfit(launch):
@@ -105,30 +112,33 @@ class GrantProcesses:
         await self._wait_for_agent(self._child)
 
     def on_grant_over(self) -> None:
-        """Handle the end of the grant: end all processes.
+        """Handle the end of the grant: `run` ends all processes, or stops waiting to start them.
 
-        The code of a finished job after its loop still runs to its end.
+        If the job has finished, the script's code after its loop still runs to its end.
         """
         self._over.set()
         if self._child is None:
             self._ends.set()
 
     def end(self) -> None:
-        """End all processes now."""
+        """Interrupt the job's agent (SIGINT), which ends all processes. After `END_S` seconds they are killed."""
         self._ends.set()
         if self._child is not None:
             self._child.send_signal(signal.SIGINT)
             self._child.send_signal(signal.SIGCONT)
 
     def drain(self) -> None:
-        """Handle a signal to end the node: the job drains it if there is time for that."""
+        """Handle a signal to end the node: send SIGTERM to the job's agent, so that the job drains the node.
+
+        If no agent was started, `run` ends.
+        """
         if self._child is not None:
             self._child.send_signal(signal.SIGTERM)
         else:
             self._ends.set()
 
     async def _get_launch(self) -> PooledLaunch | None:
-        """Request the launch data from the pool until it is known. Return None if the grant ends first."""
+        """Request the launch data from the pool until it has that of this submission. Return None if `_ends` is set."""
         start = self._start
         while not self._ends.is_set():
             try:
@@ -162,7 +172,7 @@ class GrantProcesses:
         return data
 
     async def _job_finished(self) -> bool:
-        """Return whether the pool says that the job of this grant has finished."""
+        """Return whether the pool says that this submission of the job has finished. False if it does not answer."""
         try:
             answer = await self._get()
             job = msgspec.json.decode(answer, type=_JobState) if answer else _JobState()
@@ -172,7 +182,7 @@ class GrantProcesses:
         return (job.state, job.submission) == ("finished", self._start.submission)
 
     def _why_unfit(self, launch: PooledLaunch) -> str:
-        """Return the reason why the job cannot run here, or ""."""
+        """Return why the job cannot run here (its script cannot be read, or it has too many workers), or ""."""
         spec, most = launch.spec, self._settings.workers
         if not os.path.isfile(spec.script) or not os.access(spec.script, os.R_OK):
             return f"there is no script {spec.script} on it that can be read"
@@ -181,7 +191,7 @@ class GrantProcesses:
         return ""
 
     async def _send_unfit(self, launch: PooledLaunch, why: str) -> None:
-        """Report to the job's coordinator that this node is unfit.
+        """Report to the job's coordinator that this node is unfit; repeat it until it answers, or `_ends` is set.
 
         The job then returns the grant, and does not ask for this node again.
         """
@@ -203,7 +213,10 @@ class GrantProcesses:
                 await asyncio.wait_for(self._ends.wait(), _ASK_AGAIN_S)
 
     def _agent_settings(self, launch: PooledLaunch) -> AgentSettings:
-        """Return the settings of the job's agent."""
+        """Return the settings of the job's agent, which connects to the job through the pool's URL.
+
+        Its grace is `grace_s`, and its zygote the prepared one.
+        """
         settings, spec = self._settings, launch.spec
         spec = replace(spec, recovery=replace(spec.recovery, grace=self.grace_s))
         return AgentSettings(
@@ -233,7 +246,7 @@ class GrantProcesses:
         """Wait for the end of the job's agent.
 
         After the end of the grant, the agent of a finished job ends with the script's code. Any other agent gets
-        SIGINT, and is killed after `END_S` seconds.
+        SIGINT, and is killed after `END_S` seconds with all processes except the process template.
         """
         ended = asyncio.ensure_future(wait_or_end_frozen(child))
         over, ends = asyncio.ensure_future(self._over.wait()), asyncio.ensure_future(self._ends.wait())

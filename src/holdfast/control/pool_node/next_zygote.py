@@ -50,7 +50,10 @@ class NextZygote:
         return (self._template.pid,) if self._template is not None else ()
 
     def prepare(self) -> None:
-        """Request a zygote. The previous one has ended with its grant."""
+        """Open a new socket, and request a zygote that listens there. The previous one has ended with its grant.
+
+        If that fails, warn; `path` is then "".
+        """
         self._count += 1
         path = os.path.join(self._settings.folder, f"next-{self._count}.sock")
         try:
@@ -62,10 +65,7 @@ class NextZygote:
             self._end_lifeline()
 
     def check(self) -> None:
-        """Check the template. Called periodically.
-
-        A stopped template is continued. A hung one is killed, and the job's agent starts its own zygote.
-        """
+        """Continue a stopped template, and kill one that has not forked for `_FORK_TIMEOUT_S`. Called periodically."""
         if self._template is None:
             return
         if is_stopped(self._template.pid):
@@ -75,7 +75,11 @@ class NextZygote:
             self._drop_template()
 
     async def end(self) -> None:
-        """End the zygote, and return once none can start. The caller ends the processes that it has forked."""
+        """End the zygote and remove its socket. The caller ends the processes that it has forked.
+
+        First wait for the answer to a pending request; after `_FORK_TIMEOUT_S`, kill the template, so that no zygote
+        can start later.
+        """
         if self._requested:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._answered.wait(), _FORK_TIMEOUT_S)
@@ -90,6 +94,7 @@ class NextZygote:
         await self.end()
 
     def _open_listener(self, path: str) -> None:
+        """Listen at a path for the next zygote, and create its lifeline. Raises OSError if that fails."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             listener.bind(path)
@@ -101,7 +106,9 @@ class NextZygote:
         self._listener, self.path = listener, path
 
     def _request(self) -> None:
-        """Request a zygote from the template once it is ready, after starting one if necessary.
+        """Start a template if there is none. If it is ready and a listener is open, request a zygote from it.
+
+        If the request cannot be sent, the template is dropped.
 
         Raises:
             OSError: no template can be started.
@@ -121,6 +128,11 @@ class NextZygote:
             self._drop_template()
 
     def _on_message(self) -> None:
+        """Read a message of the template. `READY`: send a pending request. `FORKED`: the zygote has started.
+
+        Anything else, also the end of the connection: drop the template. After `CHANGED`, another template is started
+        if a zygote is wanted.
+        """
         assert self._channel is not None
         try:
             message = self._channel.recv(_MOST_BYTES)
@@ -168,6 +180,7 @@ class NextZygote:
             os.close(self._zygote_lifeline)
 
     def _end_lifeline(self) -> None:
+        """End the zygote by closing our end of its lifeline, and remove its socket. Ignored if there is none."""
         path, self.path = self.path, ""
         if path:
             os.close(self._own_lifeline)

@@ -75,7 +75,10 @@ class PoolAgent:
         )
 
     async def run(self) -> int:
-        """Connect to the pool, and run its grants."""
+        """Connect to the pool, run its grants until a signal to end, and return the exit code.
+
+        Finally, close the connections and kill all descendants. Raises the first error of a task.
+        """
         self._zygote.prepare()
         self._start_task(self._stay_connected())
         self._start_task(self._send_heartbeats())
@@ -96,7 +99,13 @@ class PoolAgent:
                 await asyncio.wait_for(end_all_below(tuple), _END_S)
 
     def on_end_signal(self, code: int) -> None:
-        """End the node once its job has drained it, or the grace is over. A second call ends it at once."""
+        """End the node once its job has drained it, or the grace is over; at once without a job.
+
+        A second call, or the first one without a grace, ends the job's processes.
+
+        Args:
+            code: exit code of this process.
+        """
         again, self._is_leaving = self._is_leaving, True
         if self._grant is None:
             self._leave(code)
@@ -110,6 +119,10 @@ class PoolAgent:
     # grants
 
     def _on_message(self, message: ToNode) -> None:
+        """Print a refusal of the pool if it is news, and end unless it `stays`; pass a grant to the fence.
+
+        Grants are ignored while the node leaves.
+        """
         if isinstance(message, PoolRefusal):
             if message.why != self._refused:
                 self._say(f"holdfast agent {self._settings.node}: {message.why}")
@@ -122,6 +135,7 @@ class PoolAgent:
             self._execute(self._fence.on_grant(message))
 
     def _execute(self, instructions: Iterable[FenceInstruction]) -> None:
+        """Execute the fence's instructions: start a grant's processes, end them, or report the state to the pool."""
         for instruction in instructions:
             match instruction:
                 case StartGrant():
@@ -134,6 +148,7 @@ class PoolAgent:
                     self._send(stands)
 
     async def _run_grant(self, grant: GrantProcesses) -> None:
+        """Run the processes of a grant. When none is left, prepare the next zygote, and inform the fence."""
         await grant.run()
         self._grant = None
         if not self._is_leaving:
@@ -151,6 +166,7 @@ class PoolAgent:
         self._leave(code)
 
     def _leave(self, code: int) -> None:
+        """End this process with an exit code. If no job has processes here, tell the pool that the node leaves."""
         if self._grant is None:
             self._send(LeavePool())
         self._end(code)
@@ -166,7 +182,10 @@ class PoolAgent:
             self._channel.send(message)
 
     async def _stay_connected(self) -> None:
-        """Connect again and again. Training continues while the pool is unreachable."""
+        """Connect to the pool, introduce this node (`PoolHello`), and reconnect whenever the connection ends or fails.
+
+        If the pool refuses the token and has never accepted this node, print that and end with `EXIT_BAD_INPUT`.
+        """
         settings, backoff = self._settings, _FIRST_BACKOFF_S
         make = partial(CoordinatorChannel, decode=msgspec.msgpack.Decoder(NodeGrant | PoolRefusal).decode)
         while not self._exit.done():
@@ -200,31 +219,36 @@ class PoolAgent:
             backoff = min(2 * backoff, _LAST_BACKOFF_S)
 
     async def _send_heartbeats(self) -> None:
-        """Send heartbeats to the pool."""
+        """Send a heartbeat to the pool every `BEAT_S` seconds."""
         while not self._exit.done():
             self._send(NodeAlive())
             await asyncio.sleep(until_mark(time.time(), BEAT_S))
 
     async def _reap_orphans(self) -> None:
-        """Reap orphans, and check the process template."""
+        """Reap ended orphans and check the process template, every `_REAP_S` seconds."""
         while not self._exit.done():
             self._zygote.check()
             reap_orphans((*self._zygote.template_pids, *(self._grant.awaited_pids if self._grant is not None else ())))
             await asyncio.sleep(_REAP_S)
 
     async def _watch_scripts(self) -> None:
-        """Report changed scripts to the pool: a job that did not accept this node may do so now."""
+        """Check every `_WATCH_S` seconds for changed scripts, and report a change to the pool through the fence.
+
+        A job that did not accept this node may do so now.
+        """
         while not self._exit.done():
             if self._scripts.check_changed():
                 self._execute(self._fence.on_node_changed())
             await asyncio.sleep(_WATCH_S)
 
     def _start_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine as a task until `run` ends. If it fails, `run` raises its error."""
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._on_task_done)
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        """Forget an ended task. If it failed, `run` ends with its error."""
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None and not self._exit.done():
@@ -232,7 +256,7 @@ class PoolAgent:
 
 
 async def run_until_signal(settings: PoolNodeSettings, say: Callable[[str], None]) -> int:
-    """Run a pool's node until a signal ends it (SIGTERM, SIGHUP or SIGINT), after its grace."""
+    """Run a pool's node until a signal ends it (SIGTERM, SIGHUP or SIGINT), after its grace; return its exit code."""
     agent = PoolAgent(settings, say)
     loop = asyncio.get_running_loop()
     for number, code in ending_signals().items():

@@ -96,6 +96,7 @@ class EtcdStore(Store):
             raise
 
     def get(self, key: str) -> Entry | None:
+        """Return the newest entry of `key`, or None. Raises BadInputError if holdfast did not write it."""
         self._check()
         found = self._gateway.call("kv/range", {"key": self._prefixed(key)}, _Range)
         return self._entry(found.kvs[0]) if found.kvs else None
@@ -109,6 +110,11 @@ class EtcdStore(Store):
         return _EtcdWatch(self, EtcdStore(self.url, answer_s=self._answer_s), prefix, after)
 
     def compare_and_swap(self, key: str, value: bytes, expected_revision: int) -> int | None:
+        """Replace a value if its revision is as expected, and return the new revision, else None.
+
+        See `Store.compare_and_swap`. If the last write of this key got no answer and had the same arguments, repeat it
+        with its stamp: if it was carried out, its revision is returned. Raises StoreError if the value is too large.
+        """
         self._check()
         write = self._pending.pop(key, None)
         if write is None or (write.value, write.expected) != (value, expected_revision):
@@ -133,6 +139,7 @@ class EtcdStore(Store):
         return found.mod_revision - _FIRST if found is not None and found.value == kept else None
 
     def remove(self, key: str, expected_revision: int) -> bool:
+        """Remove a key if its revision is as expected. Return whether it does not exist now; see `Store.remove`."""
         self._check()
         inside = self._prefixed(key)
         request = {
@@ -160,6 +167,11 @@ class EtcdStore(Store):
         return self._range(self._prefixed(prefix), after)
 
     def _range(self, inside: bytes, after: int) -> Listing:
+        """Return the entries that have changed after a revision (0: all), with the revision of the store.
+
+        Args:
+            inside: beginning of their keys in etcd, with the prefix of this store.
+        """
         request: dict[str, object] = {"key": inside, "range_end": inside[:-1] + bytes([inside[-1] + 1])}
         if after:
             request["min_mod_revision"] = str(after + 1 + _FIRST)
@@ -169,6 +181,7 @@ class EtcdStore(Store):
         return Listing(entries, found.header.revision - _FIRST)
 
     def _entry(self, pair: _Pair) -> Entry:
+        """Return a pair of etcd as an entry, decompressed. Raises BadInputError if holdfast did not write it."""
         form, payload = pair.value[:1], pair.value[1 + _STAMP_BYTES :]
         try:
             if form in (_PLAIN, _COMPRESSED) and len(pair.value) > _STAMP_BYTES:
@@ -199,6 +212,10 @@ class _EtcdWatch(Watch):
         self._after = after
 
     def next(self, timeout_s: float) -> Mapping[str, Entry]:
+        """Ask etcd every `LOOK_S` seconds, and return the entries that changed since the last call, by key.
+
+        Return none after the timeout; see `Watch.next`. Raises StoreError if the store or the watch is closed.
+        """
         until = time.monotonic() + timeout_s
         while True:
             if self._watched.closed or self._own.closed:
@@ -215,10 +232,10 @@ class _EtcdWatch(Watch):
 
 
 def _encode_value(write: _PendingWrite, place: EtcdPlace) -> bytes:
-    """Return what etcd keeps of a value.
+    """Return the bytes that etcd stores: form, stamp and value, which is compressed above `COMPRESS_OVER_BYTES`.
 
     Raises:
-        StoreError: it is more than etcd takes.
+        StoreError: the compressed value is larger than etcd accepts.
     """
     if len(write.value) <= COMPRESS_OVER_BYTES:
         return _PLAIN + write.stamp + write.value

@@ -79,6 +79,7 @@ class EtcdGateway:
         Args:
             path: below `/v3/`.
             request: encoded by msgspec; bytes become base64, as the gateway expects.
+            kind: type of the decoded answer.
 
         Raises:
             StoreAwayError: no member answers; the request may or may not have been carried out.
@@ -109,7 +110,10 @@ class EtcdGateway:
         self._http.close()
 
     def _ask(self, endpoint: str, path: str, content: bytes) -> httpx.Response | _Problem:
-        """Ask one member, as the user that was given."""
+        """Send a request to one member, and return its answer or its problem.
+
+        If there is a user, log in first. If the session has expired, log in again and repeat the request once.
+        """
         if self._place.user and not self._session and (problem := self._log_in(endpoint)):
             return problem
         reply = self._post(endpoint, path, content)
@@ -118,7 +122,7 @@ class EtcdGateway:
         return reply
 
     def _log_in(self, endpoint: str) -> _Problem | None:
-        """Open a session; return why that cannot be."""
+        """Open a session with the user's password. Return the problem if that fails, else None."""
         self._session = ""
         try:
             password = self._place.password()
@@ -133,6 +137,7 @@ class EtcdGateway:
         return None
 
     def _remedy(self, problem: _Problem) -> str:
+        """Return text for the end of a problem's message: what to do, or which user was refused. "" without advice."""
         place = self._place
         if not place.user:
             return "; give ?user=NAME&password_file=FILE" if "user name is empty" in problem.message else ""
@@ -141,7 +146,14 @@ class EtcdGateway:
         return f" (user {place.user}, with the password in {place.password_file})"
 
     def _post(self, endpoint: str, path: str, content: bytes) -> httpx.Response | _Problem:
-        """Return a member's answer, or its problem. StoreError if it is not an etcd."""
+        """Send a request to one member in the present session, and return its answer or its problem.
+
+        Repeat it once if the server has closed the kept connection.
+
+        Raises:
+            httpx.TransportError: the member does not answer.
+            StoreError: it is not an etcd.
+        """
         url, headers = f"{endpoint}/v3/{path}", {"Content-Type": "application/json"}
         if self._session:
             headers["Authorization"] = self._session
@@ -162,6 +174,7 @@ def _has_expired(problem: _Problem) -> bool:
 
 
 def _decode(endpoint: str, reply: httpx.Response, kind: type[T]) -> T:
+    """Decode a JSON answer. Raises StoreError for other content: no etcd answers at the endpoint."""
     try:
         # Not strict, because the gateway writes numbers of 64 bits as strings.
         return msgspec.json.decode(reply.content, type=kind, strict=False)

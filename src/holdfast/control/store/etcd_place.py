@@ -100,6 +100,16 @@ def place_at(url: str) -> EtcdPlace:
 
 
 def _read_options(url: str, parts: list[SplitResult]) -> dict[str, str]:
+    """Return the options in the query of a store's URL.
+
+    Args:
+        url: for the errors.
+        parts: the parsed endpoints; the last one contains the query.
+
+    Raises:
+        BadInputError: an option is unknown, empty, repeated, without the option that it needs, or contains a password;
+            or there is a client certificate, and an endpoint without https.
+    """
     query = parse_qs(parts[-1].query, keep_blank_values=True)
     for key, values in query.items():
         if key == "password":

@@ -19,11 +19,13 @@ class MemoryStore(Store):
         self._closed = False
 
     def get(self, key: str) -> Entry | None:
+        """Return the entry of `key`, or None. Raises StoreError if the store is closed."""
         with self._changed:
             self._check()
             return self._entries.get(key)
 
     def list(self, prefix: str) -> Listing:
+        """Return all entries whose keys begin with `prefix`. Raises StoreError if the store is closed."""
         with self._changed:
             self._check()
             return Listing(self._newer(prefix, 0), self._revision)
@@ -32,6 +34,10 @@ class MemoryStore(Store):
         return _MemoryWatch(self, prefix, after)
 
     def compare_and_swap(self, key: str, value: bytes, expected_revision: int) -> int | None:
+        """Replace a value if its revision is as expected (0: no entry), wake watches, and return the new revision.
+
+        Return None, and change nothing, if the revision differs. Raises StoreError if the store is closed.
+        """
         with self._changed:
             self._check()
             known = self._entries.get(key)
@@ -43,6 +49,7 @@ class MemoryStore(Store):
             return self._revision
 
     def remove(self, key: str, expected_revision: int) -> bool:
+        """Remove an entry if its revision is as expected. Return whether there is none now; see `Store.remove`."""
         with self._changed:
             self._check()
             known = self._entries.get(key)
@@ -52,12 +59,16 @@ class MemoryStore(Store):
             return key not in self._entries
 
     def close(self) -> None:
+        """Close the store. All later calls, and watches that wait, raise StoreError."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def await_newer(self, prefix: str, after: int, timeout_s: float) -> Listing:
-        """Wait for entries under a prefix that are newer than a revision, up to the timeout, and return them."""
+        """Wait for entries under a prefix that are newer than a revision, and return them, or none after the timeout.
+
+        Raises StoreError once the store is closed.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._newer(prefix, after), timeout=timeout_s)
             self._check()
@@ -79,6 +90,10 @@ class _MemoryWatch(Watch):
         self._closed = False
 
     def next(self, timeout_s: float) -> Mapping[str, Entry]:
+        """Wait for entries that change after the last call, and return them by key, or none after the timeout.
+
+        Raises StoreError if the watch or its store is closed.
+        """
         if self._closed:
             raise StoreError("the watch is closed")
         found = self._store.await_newer(self._prefix, self._after, timeout_s)

@@ -80,6 +80,7 @@ class SqliteStore(Store):
         return self._entry(*rows[0]) if rows else None
 
     def list(self, prefix: str) -> Listing:
+        """Return all entries whose keys begin with `prefix`, with the store's revision; see `Store.list`."""
         # One statement sees one snapshot. The store's revision is that of its newest entry.
         rows = self._read(f"{_NEWER} UNION ALL SELECT NULL, NULL, max(revision) FROM entries", (0, prefix, prefix))
         entries = {str(key): self._entry(value, revision) for key, value, revision in rows if key is not None}
@@ -90,6 +91,10 @@ class SqliteStore(Store):
         return _SqliteWatch(self, SqliteStore(self._path, busy_timeout_s=self._busy_timeout_s), prefix, after)
 
     def compare_and_swap(self, key: str, value: bytes, expected_revision: int) -> int | None:
+        """Replace a value if its revision is as expected (0: no entry), and return the new revision, else None.
+
+        See `Store.compare_and_swap`. Raises StoreError if the file cannot be written or is locked for too long.
+        """
         # One statement is one transaction in autocommit mode: SQLite takes the write lock before it looks.
         if expected_revision == 0:
             statement, arguments = _CREATE, (key, value)
@@ -102,6 +107,10 @@ class SqliteStore(Store):
         return int(rows[0][0]) if rows else None
 
     def remove(self, key: str, expected_revision: int) -> bool:
+        """Remove an entry if its revision is as expected, in one transaction that also increases the store's revision.
+
+        Return whether there is no entry now; see `Store.remove`.
+        """
         known = self.get(key)
         if known is None or known.revision != expected_revision:
             return known is None
@@ -124,6 +133,7 @@ class SqliteStore(Store):
         return {str(key): self._entry(value, revision) for key, value, revision in rows}
 
     def close(self) -> None:
+        """Close the connection. Later calls raise StoreError; a second `close` does nothing."""
         self._closed = True
         if self._connection is not None:
             self._connection.close()
@@ -135,12 +145,13 @@ class SqliteStore(Store):
         return self._closed
 
     def _entry(self, value: object, revision: object) -> Entry:
-        """Return a row as an entry; in a damaged file its columns may have other types."""
+        """Return a row as an entry. Raises StoreError if its columns have other types, as in a damaged file."""
         if isinstance(value, bytes) and isinstance(revision, int):
             return Entry(value, revision)
         raise StoreError(f"the store {self._path} cannot be read: it is damaged; put back a copy of it")
 
     def _read(self, statement: str, arguments: tuple[object, ...]) -> Rows:
+        """Return the rows of a query, [] if the file does not exist yet. Raises StoreError if it cannot be read."""
         if self._connection is None and not self._closed and not self._path.exists():
             return []
         try:
@@ -149,6 +160,12 @@ class SqliteStore(Store):
             raise StoreError(f"the store {self._path} cannot be read: {error}") from error
 
     def _open_connection(self) -> sqlite3.Connection:
+        """Return the connection; at first, create the file if it does not exist, check its header, and connect.
+
+        Raises:
+            StoreError: the store is closed.
+            BadInputError: the file is not a store of this schema.
+        """
         if self._closed:
             raise StoreError(f"the store {self._path} is closed")
         if self._connection is None:
@@ -169,6 +186,10 @@ class _SqliteWatch(Watch):
         self._after = after
 
     def next(self, timeout_s: float) -> Mapping[str, Entry]:
+        """Read the file every `LOOK_S` seconds, and return the entries that changed since the last call, by key.
+
+        Return none after the timeout; see `Watch.next`. Raises StoreError once the store is closed.
+        """
         until = time.monotonic() + timeout_s
         while True:
             if self._watched.closed:
@@ -185,13 +206,17 @@ class _SqliteWatch(Watch):
 
 
 def _remedy(error: Exception) -> str:
+    """Return what the user can do about an error: replace a damaged file, or give a path that can be written."""
     code = getattr(error, "sqlite_errorcode", None)
     damaged = code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or isinstance(error, UnicodeDecodeError)
     return "put back a copy of it, or give another path" if damaged else "give a path that can be written"
 
 
 def _create(path: Path) -> None:
-    """Make an empty store and put it in its place in one step: a store that can be seen is complete."""
+    """Create an empty store with the tables, readable by this user only, and link it to its path when it is complete.
+
+    If another process has created the file meanwhile, that one stays.
+    """
     draft = path.with_name(f".{path.name}.{os.getpid()}.new")
     # Private: the records hold the secrets of the state transfers. SQLite gives its side files the same mode.
     os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
@@ -233,6 +258,11 @@ def _check_header(path: Path) -> None:
 
 
 def _connect(path: Path, busy_timeout_s: float) -> sqlite3.Connection:
+    """Connect to an existing store, with a sync for each write, and check that it can be read and written.
+
+    Raises:
+        OSError, sqlite3.Error, UnicodeDecodeError: it cannot, or another process holds its lock for `busy_timeout_s`.
+    """
     # mode=rw: a file that vanished meanwhile is an error, not an empty store without tables.
     connection = sqlite3.connect(
         f"{path.absolute().as_uri()}?mode=rw",

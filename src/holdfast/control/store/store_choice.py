@@ -12,10 +12,10 @@ from holdfast.errors import BadInputError
 
 
 def check_store(url: str) -> None:
-    """Refuse a store of a kind we do not know; whether it can be used is seen once it is opened.
+    """Check the form of a store's URL, without opening the store.
 
     Raises:
-        BadInputError: with the URL.
+        BadInputError: its kind is unknown, or the rest does not fit its kind. The message contains the URL.
     """
     kind, colon, rest = url.partition(":")
     if kind == "etcd" and rest:
