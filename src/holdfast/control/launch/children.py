@@ -39,7 +39,10 @@ class AgentOrder(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 def spawn(order: CoordinatorOrder | AgentOrder, environment: Mapping[str, str]) -> ChildProcess:
-    """Start a process that carries out an order."""
+    """Start a process that executes an order: a coordinator or an agent.
+
+    The order goes to its stdin. A process that dies at once is returned, too; its exit code shows why.
+    """
     # The kind is on the command line so that process lists show it.
     kind = "coordinator" if isinstance(order, CoordinatorOrder) else f"agent:{order.settings.node}"
     command = [sys.executable, "-P", "-m", "holdfast.control.launch.children", kind]
@@ -50,13 +53,16 @@ def spawn(order: CoordinatorOrder | AgentOrder, environment: Mapping[str, str]) 
         child.stdin.write(msgspec.json.encode(order, enc_hook=_path_to_text))
         child.stdin.close()
     except BrokenPipeError:
-        pass  # it died at once: its exit says so
+        pass  # it died at once, and its exit code shows why
     return child
 
 
 def execute_order(order: CoordinatorOrder | AgentOrder) -> int:
-    """Run the ordered process. Return the exit code."""
-    # Imported only here: an agent must not wait for what only a coordinator needs, nor a coordinator, nor a launcher.
+    """Run the coordinator or the agent of an order in this process, and return its exit code.
+
+    A coordinator ends with the process `parent`.
+    """
+    # Imported only here, because agents, coordinators and launchers need different modules.
     if isinstance(order, AgentOrder):
         from holdfast.control.agent.node_agent import run_agent
 
@@ -68,7 +74,10 @@ def execute_order(order: CoordinatorOrder | AgentOrder) -> int:
 
 
 def main() -> int:
-    """Read an order from stdin and carry it out."""
+    """Read an order from stdin, run that coordinator or agent, and return its exit code.
+
+    Errors of holdfast are printed in a line and have their own codes; others are printed with a traceback.
+    """
     try:
         with handled_sigint():
             order = msgspec.json.decode(
@@ -83,21 +92,31 @@ def main() -> int:
         print_error(f"holdfast: {error}")
         return error.exit_code
     except KeyboardInterrupt:
-        return EXIT_INTERRUPTED  # told to end before it had begun: there is nothing to say
+        return EXIT_INTERRUPTED  # interrupted before it had started, so there is nothing to report
     except BaseException as error:
         if isinstance(error, SystemExit):
             raise
         traceback.print_exc()
-        return EXIT_OUR_FAULT  # of a coordinator: another may go on
+        return EXIT_OUR_FAULT  # if this is a coordinator, the launcher starts another one
 
 
 def _path_to_text(value: Any) -> Any:
+    """Encode a `Path` for JSON.
+
+    Raises:
+        NotImplementedError: another type.
+    """
     if isinstance(value, Path):
         return str(value)
     raise NotImplementedError(f"{type(value).__name__} is not for sending")
 
 
 def _text_to_path(kind: type, value: Any) -> Any:
+    """Decode a `Path` from JSON.
+
+    Raises:
+        NotImplementedError: another type.
+    """
     if kind is Path:
         return Path(value)
     raise NotImplementedError(f"{kind} is not for sending")

@@ -1,4 +1,4 @@
-"""The launched job's news, for an event loop: following it outlives restarts, and ends when it is cancelled."""
+"""Reads the events and requests of a launched job from its coordinator, also after restarts of the coordinator."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ENDING_S = 1.0
 
 
 class Follower:
-    """One coordinator's news; use as an async context manager."""
+    """Client of a job's coordinator. It is an async context manager."""
 
     def __init__(self, url: str, token: str, transport: httpx.AsyncBaseTransport | None = None) -> None:
         self._http = httpx.AsyncClient(
@@ -36,10 +36,13 @@ class Follower:
         await self._http.aclose()
 
     async def events(self, after: int = 0) -> AsyncIterator[ReadEvent]:
-        """Yield the events above number `after` until none can follow."""
+        """Yield the events above number `after` as they come, until the coordinator says that no more can follow.
+
+        If it cannot be reached, or is restarted, ask again.
+        """
         while True:
             try:
-                # One answer for many events: a request for each step's would cost both sides milliseconds.
+                # One answer for many events: a request for each step would cost both sides milliseconds.
                 path = f"/events?after={after}&wait={_WAIT_S}&stream=1"
                 async with self._http.stream("GET", path) as answer:
                     async for line in _lines(answer.raise_for_status()):
@@ -49,10 +52,13 @@ class Follower:
                     if answer.headers.get(END_HEADER) == "1":
                         return
             except (httpx.TransportError, httpx.HTTPStatusError):
-                await asyncio.sleep(_PAUSE_S)  # it is being (re)started
+                await asyncio.sleep(_PAUSE_S)  # the coordinator is being started
 
     async def node_requests(self) -> AsyncIterator[tuple[int, str]]:
-        """Yield the number of nodes that a user adds, or the name of a node that a user lets return."""
+        """Yield users' requests for nodes as they come, forever, as a number and a name.
+
+        A number of new nodes comes with the name ""; a node that should start again has its name.
+        """
         after = 0
         loop = asyncio.get_running_loop()
         while True:
@@ -63,10 +69,13 @@ class Follower:
                 after = request["id"]
                 yield request["count"], request["node"]
             if not requests and loop.time() - asked_at < _WAIT_S / 2:
-                await asyncio.sleep(_ENDING_S)  # nothing, and before its time: the coordinator wants to end
+                await asyncio.sleep(_ENDING_S)  # the answer is empty and early, because the coordinator is ending
 
     async def shutdown(self, exit_code: int, why: str, *, save: bool = False) -> bool:
-        """End the job, `save` after a last checkpoint; False where no coordinator answers."""
+        """Request the end of the job with an exit code and a reason, with `save` after a last checkpoint.
+
+        Return whether the coordinator accepts it; False if none answers.
+        """
         request = {"exit_code": exit_code, "why": why, "save": save}
         try:
             answer = await self._http.post("/shutdown", json=request, timeout=1.0)
@@ -75,10 +84,11 @@ class Follower:
         return answer.is_success
 
     async def _get(self, path: str) -> httpx.Response | None:
+        """Return the answer to a GET request. If there is no answer, or it is an error, return None after a pause."""
         try:
             answer = await self._http.get(path)
         except httpx.TransportError:
-            await asyncio.sleep(_PAUSE_S)  # it is being (re)started
+            await asyncio.sleep(_PAUSE_S)  # the coordinator is being started
             return None
         if not answer.is_success:
             await asyncio.sleep(_PAUSE_S)
@@ -87,7 +97,7 @@ class Follower:
 
 
 async def _lines(answer: httpx.Response) -> AsyncIterator[bytes]:
-    """Yield whole lines as they come. (httpx's own would cut at Unicode's line separators too.)"""
+    """Yield complete lines as they come. httpx's own method would also split at Unicode's line separators."""
     rest = b""
     async for data in answer.aiter_bytes():
         *lines, rest = (rest + data).split(b"\n")

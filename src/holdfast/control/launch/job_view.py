@@ -1,4 +1,4 @@
-"""The state of a launched job: its nodes, its step, its checkpoints, and the last words when it is interrupted."""
+"""The state of a launched job: its nodes, its step, its checkpoints, and the message when it is interrupted."""
 
 from __future__ import annotations
 
@@ -49,7 +49,10 @@ class JobProgress:
         return agent in self._joined
 
     def on_event(self, event: ReadEvent) -> None:
-        """Hear of an event of the job."""
+        """Update the job's nodes, its newest committed and saved steps, and whether it is over.
+
+        Other events are ignored.
+        """
         match event:
             case NodesJoined():
                 self._agents |= {joined.node: joined.agent_pid for joined in event.nodes}
@@ -68,9 +71,12 @@ class JobProgress:
                 pass
 
     def describe(self, directory: str) -> str:
-        """Return in words from where the same command would continue, by the checkpoint directory."""
+        """Describe for the user from which saved step the same command continues, and how many later steps are lost.
+
+        `directory` is the checkpoint directory. If it cannot be read, say why.
+        """
         try:
-            saved = newest_saved(directory)
+            saved = find_newest_saved(directory)
         except (OSError, BadInputError) as error:
             why = error_text(error) if isinstance(error, OSError) else str(error)
             saved_before = f"step {self._saved} was saved; " if self._saved else ""
@@ -83,8 +89,8 @@ class JobProgress:
         return f"{summary}; {lost} later steps are lost" if lost else summary
 
 
-def newest_saved(directory: str) -> int:
-    """Return the step of the newest checkpoint with complete files, by their sizes, or 0.
+def find_newest_saved(directory: str) -> int:
+    """Return the step of the newest checkpoint whose files are all there with the right sizes, or 0 without one.
 
     Raises:
         OSError: the directory cannot be read. BadInputError: it is a URL that cannot be used.

@@ -57,14 +57,15 @@ _log = logging.getLogger("holdfast.run")
 #: a coordinator that dies more often than this in a minute is not started again
 _MAX_RESTARTS = 10
 _RESTARTS_WITHIN_S = 60.0
-#: between two coordinators that cannot use their input, in seconds
+#: seconds between two coordinators that cannot use their input
 _RETRY_S = 5.0
 _ALL_GONE_S = 10.0
 _COORDINATOR_GRACE_S = 1.5
 _AGENT_GRACE_S = 2.0
 _LAST_EVENTS_S = 1.0
 _SHUTDOWN_PAUSE_S = 0.1
-#: an interrupted job is asked to end, so often and for so long: a coordinator that has its state saved gives up before
+#: Seconds between two requests to end an interrupted job, and seconds until the launcher gives up. A coordinator that
+#: waits for a checkpoint gives up earlier.
 _ASK_AGAIN_S = 0.5
 _SAVE_S = 45.0
 _UNSAVED_S = 1.0
@@ -80,20 +81,20 @@ class Director(Protocol):
 
     @property
     def waits_without_nodes(self) -> bool:
-        """True while a job without any live node goes on waiting."""
+        """Whether a job without any live node waits for more, and does not fail."""
         ...
 
     def on_event(self, event: ReadEvent) -> None:
-        """Hear of an event of the job."""
+        """Handle an event of the job."""
         ...
 
     async def run(self, launcher: Launcher) -> None:
-        """Start and kill nodes while the job runs; cancelled at its end."""
+        """Start and kill nodes while the job runs. Cancelled at its end."""
         ...
 
 
 class Launcher:
-    """One job's processes. `run` returns the job's exit code when all of them have ended."""
+    """The processes of one job."""
 
     def __init__(
         self,
@@ -108,7 +109,19 @@ class Launcher:
         *,
         alone: bool = False,
     ) -> None:
-        """Prepare a job; `alone`: nothing of an earlier run of it lives."""
+        """Prepare a job; `run` starts it.
+
+        Args:
+            settings: of the job.
+            port: reserved for the coordinator.
+            folder: for the job's files.
+            sockets: private folder for sockets, with a short name.
+            checkpoints: intact checkpoints of an earlier run.
+            on_event: called with each event of the job.
+            say: prints one line for the user.
+            director: decides about further nodes, or None.
+            alone: whether no process of an earlier run of this job lives.
+        """
         self.settings = settings
         self._alone = alone
         self._spec = settings.spec.settled(os.getcwd())
@@ -139,7 +152,11 @@ class Launcher:
         self._hurry = asyncio.Event()
 
     async def run(self) -> int:
-        """Start everything, wait for the job's end, end everything."""
+        """Start the zygote, the coordinator and the nodes, wait for the job's end, and end all processes.
+
+        Return the job's exit code: `EXIT_FAILED` if a script has failed after the job was done. After an interruption,
+        print what is saved.
+        """
         async with self._follower:
             try:
                 self._start_zygote()
@@ -162,7 +179,11 @@ class Launcher:
         return EXIT_FAILED if code == EXIT_DONE and self._tail_failed else code
 
     def interrupt(self, number: signal.Signals) -> None:
-        """Save the job and end it, after a signal. Each further signal shortens the wait."""
+        """Handle a signal.
+
+        The first one ends the job, after a last checkpoint if it keeps any; the second one ends it at once; further
+        ones shorten the wait for its processes.
+        """
         if self._over.done():
             self._hurry.set()
         elif self._interrupted:
@@ -171,10 +192,13 @@ class Launcher:
             self._interrupted = True
             self._start_task(self._request_end(number))
 
-    # ---- calls of a director ----
+    # ---- called by a director ----
 
     async def start_node(self, name: str) -> None:
-        """Start a node's agent, and with it its workers; an earlier one of that name is seen gone before."""
+        """Start the agent of a node, which starts its workers.
+
+        Wait for an earlier agent of that name first. Nothing is started once the job is over.
+        """
         earlier = self._agents.get(name)
         if earlier is not None:
             await earlier.wait()
@@ -187,19 +211,28 @@ class Launcher:
             self._start_task(self._await_agent(name, child))
 
     def kill_node(self, name: str, also: Iterable[ProcessHandle] = ()) -> None:
-        """SIGKILL a node's agent and these processes of it; whatever else it has follows, at the zygote's hand."""
+        """SIGKILL a node's agent, and then the processes in `also`.
+
+        The zygote kills the others. Nothing is done once the job is over.
+        """
         if not self._over.done():
             for process in (self._agents[name], *also):
                 process.send_signal(signal.SIGKILL)
 
     async def conclude(self, why: str) -> None:
-        """End the job with exit code 0 although it is not done; it can be taken up again."""
+        """End the job with exit code 0 although it is not done; it can be continued later.
+
+        Repeat the request until the coordinator accepts it.
+        """
         self._concluded = True
         while not self._over.done() and not await self._follower.shutdown(EXIT_DONE, why):
             await asyncio.sleep(_SHUTDOWN_PAUSE_S)  # the coordinator is being started again
 
     async def _request_end(self, number: signal.Signals) -> None:
-        """Ask for the end, after a last checkpoint if any are kept, and ask again: a coordinator may die meanwhile."""
+        """Request the end of the job after a signal, with a last checkpoint if the job keeps any.
+
+        Repeat it, because the coordinator may die. If the job does not end in time, set the exit code of the signal.
+        """
         save = bool(self._spec.checkpoint.dir)
         if save:
             self._say("holdfast: the job is saved, then it ends; another signal ends it at once")
@@ -214,8 +247,9 @@ class Launcher:
     # ---- starting ----
 
     def _start_zygote(self) -> None:
+        """Start the job's own zygote, unless the settings name one that runs already."""
         if self.settings.zygote:
-            return  # not ours; it outlives this job
+            return  # that zygote outlives this job
         self._zygote = start_zygote(
             self._zygote_path,
             environment=self.settings.environment,
@@ -229,9 +263,10 @@ class Launcher:
         return self.settings.zygote or str(self._sockets / "zygote.sock")
 
     def _start_coordinator(self) -> ChildProcess:
+        """Start a coordinator process. After a restart, it takes over the job of the one before."""
         settings = self.settings
         server = ServerSettings(
-            # An outcome that the one before wrote stands; on a store from an earlier run it does not.
+            # The outcome that a previous coordinator has written counts, but not an outcome from an earlier run.
             config=CoordinatorConfig(spec=self._spec, rules=self._rules, takeover=bool(self._restarts)),
             port=self._port,
             token=self.token,
@@ -244,6 +279,7 @@ class Launcher:
         return spawn(CoordinatorOrder(settings=server, parent=os.getpid(), log=settings.log), settings.environment)
 
     def _agent_settings(self, node: str) -> AgentSettings:
+        """Return the settings of the agent of a node."""
         settings = self.settings
         return AgentSettings(
             spec=self._spec,
@@ -268,7 +304,13 @@ class Launcher:
     # ---- watching ----
 
     async def _keep_coordinator(self) -> None:
-        """Start the coordinator, and again whenever it dies without having ended the job."""
+        """Run a coordinator, and start another one whenever it dies without having ended the job.
+
+        The job fails if coordinators die too often, or if the store is lost with them.
+
+        If a restarted one cannot use its input, the next one starts after `_RETRY_S`. Any other end is the end of the
+        job.
+        """
         loop = asyncio.get_running_loop()
         while not self._over.done():
             self._coordinator = self._start_coordinator()
@@ -276,7 +318,7 @@ class Launcher:
             if self._over.done():
                 return
             if code == EXIT_BAD_INPUT and self._restarts:
-                # Its store or its files cannot be used now, which it has said. A person may put them right.
+                # Its store or its files cannot be used now, as it has printed. The user may repair them.
                 self._say(f"holdfast: training goes on without a coordinator; the next one starts in {_RETRY_S:g} s")
                 await asyncio.sleep(_RETRY_S)
                 continue
@@ -292,6 +334,11 @@ class Launcher:
             _log.warning("the coordinator died; another takes over")
 
     async def _await_agent(self, name: str, child: ChildProcess) -> None:
+        """Wait for the end of an agent, remove its node's snapshots, and start a standby if one is missing.
+
+        Report an end before the node has joined, and note a script that failed after the job was done. If no node is
+        left, the job may fail.
+        """
         code = await wait_or_end_frozen(child)
         if code == TAIL_FAILED:
             self._tail_failed = True
@@ -303,9 +350,10 @@ class Launcher:
         if self._agents[name] is child:
             self._standby_refill.on_agent_ended(name, code)
             await self._refill()
-        await self._end_without_nodes()
+        await self._fail_without_nodes()
 
-    async def _end_without_nodes(self) -> None:
+    async def _fail_without_nodes(self) -> None:
+        """Fail the job if it has had no node for `_ALL_GONE_S`, unless its director waits for more."""
         if not self._has_no_nodes() or (self._director is not None and self._director.waits_without_nodes):
             return
         # The coordinator may know why; a user may ask for a new node.
@@ -315,28 +363,35 @@ class Launcher:
             self._over.set_result(EXIT_FAILED)
 
     def _has_no_nodes(self) -> bool:
-        """Return whether the job has no node left, neither of this launcher nor of others."""
+        """Return whether the job has no node left, neither of this launcher nor of others.
+
+        Return False once it is over.
+        """
         own = any(agent.code is None for agent in self._agents.values())
         return not (self._over.done() or own or self._progress.nodes - self._agents.keys())
 
     async def _follow(self) -> None:
+        """Pass each event to the director, to the progress and to `on_event`, and start standbys that are missing."""
         async for event in self._follower.events():
             if self._director is not None:
                 self._director.on_event(event)
             self._progress.on_event(event)
             if isinstance(event, NodeLeft):
-                self._start_task(self._end_without_nodes())
+                self._start_task(self._fail_without_nodes())
             self._standby_refill.on_event(event)
             self._on_event(event)
             await self._refill()
 
     async def _refill(self) -> None:
-        """Start standbys where some have taken places, or died."""
+        """Start standbys for the ones that have replaced nodes or died, as far as the limit on open files allows.
+
+        Say once if no more are started. Do nothing with a director, or at the end.
+        """
         if self._director is not None or self._interrupted or self._over.done():
             return  # A director decides which nodes there are.
         alive = sum(agent.code is None for agent in self._agents.values())
         room = room_for_nodes(self._spec.workers_per_node) - alive
-        for _ in range(min(self._standby_refill.missing(alive), room)):
+        for _ in range(min(self._standby_refill.count_missing(alive), room)):
             name = self._free_name("standby")
             self._standbys.add(name)
             self._standby_refill.on_standby_started(name)
@@ -346,6 +401,7 @@ class Launcher:
         self._gave_up = self._standby_refill.has_given_up
 
     async def _serve_requests(self) -> None:
+        """Start the nodes that users request, forever. If the limit on open files allows no more, say so."""
         async for count, name in self._follower.node_requests():
             for asked in range(count):
                 room = room_for_nodes(self._spec.workers_per_node)
@@ -355,15 +411,18 @@ class Launcher:
                 await self.start_node(name or self._free_name())
 
     def _free_name(self, kind: str = "node") -> str:
+        """Return the first name KIND-0, KIND-1 and so on that neither an agent nor the director uses."""
         taken = self._agents.keys() | (self._director.names if self._director is not None else frozenset[str]())
         return next(name for number in itertools.count() if (name := f"{kind}-{number}") not in taken)
 
     # ---- ending ----
 
     async def _wait_for_scripts(self) -> None:
-        """Handle the end of the job. Scripts may still run code after their last step.
+        """Wait until the agents of all joined nodes have ended, or a signal comes.
 
-        Nodes that have not joined yet are ended, for they would not learn of it.
+        Scripts may still run code after their last step.
+
+        Do not wait for nodes that have not joined, because they would not learn of the end.
         """
         joined = [agent for agent in self._agents.values() if agent.pid in self._progress.agents]
         waits = [asyncio.ensure_future(agent.wait()) for agent in joined if agent.code is None]
@@ -375,7 +434,10 @@ class Launcher:
         await asyncio.gather(all_ended, hurry, return_exceptions=True)
 
     async def _end(self) -> None:
-        """End every process, within five seconds; agents hear it from the coordinator, else by a signal."""
+        """End the coordinator, then the agents, then the zygote, and cancel all tasks.
+
+        Remove the snapshots of all nodes. It takes at most about five seconds, less after a further signal.
+        """
         hurry = self._hurry.is_set()
         coordinator, zygote = self._coordinator, self._zygote
         agents = list(self._agents.values())
@@ -385,7 +447,7 @@ class Launcher:
             remove_snapshots(self._agent_settings(name))
         if zygote is not None:
             if zygote.stdin is not None:
-                zygote.stdin.close()  # its lifeline: it kills the remaining processes and ends
+                zygote.stdin.close()  # then it kills the remaining processes and ends
             await end_all([zygote], grace_s=0.5)
             zygote.reap()
         for task in list(self._tasks):
@@ -397,12 +459,14 @@ class Launcher:
             live_jobs(self.settings.registry)  # forgets a coordinator that had to be killed
 
     def _start_task(self, coroutine: Any) -> asyncio.Task[None]:
+        """Run a coroutine in the background. Its failure ends the job with that error."""
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._on_task_done)
         return task
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        """Forget a task. If it has failed, make its error the result of the job, unless the job is over."""
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None and not self._over.done():
@@ -415,7 +479,9 @@ async def launch(
     say: Callable[[str], None],
     director: Director | None = None,
 ) -> int:
-    """Run a job on this machine; return its exit code. SIGINT, SIGTERM and SIGHUP end it, saved if it has checkpoints.
+    """Run a job on this machine until its end, and return its exit code.
+
+    SIGINT, SIGTERM and SIGHUP end it, saved if it has checkpoints.
 
     Args:
         on_event: called with each event of the job, as it happens.

@@ -1,4 +1,4 @@
-"""What a job holds on this machine while it lasts: its port and its folders."""
+"""The port and the folders that a job holds on this machine while it runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ def reserved_port(port: int) -> Generator[int]:
 
 @contextlib.contextmanager
 def job_folders(settings: LaunchSettings) -> Generator[tuple[Path, Path]]:
-    """Make the job's folder and a private, short-named one for sockets; the temporary ones go again."""
+    """Yield the folder for the job's files, and a private folder with a short name for sockets.
+
+    Create both. Temporary ones are removed at the end; without `job_dir`, one folder serves for both.
+    """
     names = (*settings.start_names, *settings.standby_names)
     longest = max(len(f"{name}.sock") for name in names)
     with owned_folder("run", longest) as folder:

@@ -1,4 +1,4 @@
-"""Modules that are run in place of scripts: the file that one is, found without importing anything."""
+"""Finds the file of a module that is run in place of a script, without importing anything."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def module_file(name: str, paths: Sequence[str]) -> str:
     Raises:
         BadInputError: the module does not exist.
     """
-    found = _file_of(name, paths)
+    found = _find_module_file(name, paths)
     if found is None:
         raise BadInputError(
             f"there is no module {name} of Python in {os.path.abspath(paths[0])} or on its path: "
@@ -44,7 +44,11 @@ def module_file(name: str, paths: Sequence[str]) -> str:
     return found
 
 
-def _file_of(name: str, paths: Sequence[str]) -> str | None:
+def _find_module_file(name: str, paths: Sequence[str]) -> str | None:
+    """Return the file that `python -m NAME` would run, found without importing any package, or None.
+
+    For a package it is its `__main__` module.
+    """
     places: Sequence[str] | None = paths
     known, origin = "", None
     for part in [*name.split("."), "__main__"]:

@@ -1,4 +1,4 @@
-"""What a job on this machine is started with, and what of it is refused before anything is touched."""
+"""The settings of a job on this machine, and their checks before anything is changed."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from holdfast.errors import BadInputError
 from holdfast.protocol.job_spec import RESTART_ALL, JobSpec
 from holdfast.storage import is_url, storage_at
 
+#: most nodes of a job on one machine
 _MOST_HERE = 1024
 
 
@@ -109,6 +110,13 @@ def check_script(script: str) -> None:
 
 
 def _check_nodes(spec: JobSpec, names: Mapping[str, str]) -> None:
+    """Refuse more than `_MOST_HERE` nodes and standbys, or more nodes at least than at most.
+
+    `names`: as in `LaunchSettings`.
+
+    Raises:
+        BadInputError: with the option and its value.
+    """
     standbys = spec.recovery.standbys
     if spec.max_nodes + standbys > _MOST_HERE >= spec.max_nodes:
         option = names.get("recovery.standbys", "--standbys")
@@ -127,6 +135,11 @@ def _check_nodes(spec: JobSpec, names: Mapping[str, str]) -> None:
 
 
 def _check_baseline(spec: JobSpec, names: Mapping[str, str]) -> None:
+    """Refuse settings of static experts and of full restarts that lack another setting or contradict it.
+
+    Raises:
+        BadInputError: with the option, its value and a remedy.
+    """
     experiments = spec.experiments
     if experiments.ep_size and not experiments.static_experts:
         option = names.get("experiments.ep_size", "--ep-size")
@@ -140,7 +153,7 @@ def _check_baseline(spec: JobSpec, names: Mapping[str, str]) -> None:
 
 
 def check_places(spec: JobSpec, names: Mapping[str, str] | None = None) -> None:
-    """Refuse places that could not be written.
+    """Refuse an alert that cannot be sent, and files, folders or a checkpoint storage of a job that cannot be written.
 
     Args:
         names: as of `LaunchSettings`.
@@ -157,12 +170,17 @@ def check_places(spec: JobSpec, names: Mapping[str, str] | None = None) -> None:
         ("output.log_dir", "--log-dir", spec.output.log_dir),
     ):
         if is_url(folder) and key == "checkpoint.dir":
-            _check_store(names.get(key, option), folder)
+            _check_checkpoint_url(names.get(key, option), folder)
         elif folder:
             check_creatable_folder(names.get(key, option), Path(folder))
 
 
-def _check_store(option: str, url: str) -> None:
+def _check_checkpoint_url(option: str, url: str) -> None:
+    """Refuse a checkpoint URL in memory, which other workers cannot read, or whose storage cannot be used.
+
+    Raises:
+        BadInputError: with the option, its value and a remedy.
+    """
     storage = storage_at(url)
     if url.lower().startswith("memory:"):
         raise BadInputError(
@@ -207,7 +225,7 @@ def check_creatable_folder(option: str, path: Path) -> None:
 
 @contextlib.contextmanager
 def _convert_errors(option: str, path: Path) -> Generator[None]:
-    """Return why no system call accepts a path: a name is too long, or a folder may not be read."""
+    """Raise `BadInputError` for a system call inside that refuses the path, for example because a name is too long."""
     try:
         yield
     except OSError as error:
@@ -215,7 +233,10 @@ def _convert_errors(option: str, path: Path) -> Generator[None]:
 
 
 def script_digest(script: str, args: tuple[str, ...]) -> str:
-    """Return what tells two nodes apart that were started with different code or arguments."""
+    """Return a SHA-256 digest of the script's content and the arguments.
+
+    Nodes with different ones cannot be in one job.
+    """
     digest = hashlib.sha256(Path(script).read_bytes())
     for arg in args:
         digest.update(b"\0" + os.fsencode(arg))

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from holdfast.errors import EXIT_BAD_INPUT, EXIT_DONE
 from holdfast.protocol.events import JobFinished, NodesJoined, ReadEvent, StandbyReady
 
-#: restarts of each standby while none gets warm
+#: most restarts of each standby while none gets warm
 _MAX_TRIES = 3
 
 
@@ -28,7 +28,10 @@ class StandbyRefill:
         self._over = False
 
     def on_event(self, event: ReadEvent) -> None:
-        """Hear of an event of the job."""
+        """Update which standbys wait: nodes that have joined do not, ready standbys do.
+
+        A ready standby resets the number of tries.
+        """
         match event:
             case NodesJoined():
                 self._waiting.difference_update(event.names)
@@ -41,15 +44,21 @@ class StandbyRefill:
                 pass
 
     def on_agent_ended(self, node: str, exit_code: int) -> None:
-        """A node's agent has ended."""
+        """Note that the agent of a standby has ended.
+
+        It is replaced, unless it was drained or found itself unfit. Other nodes are ignored.
+        """
         if node not in self._waiting:
             return
         self._waiting.discard(node)
         if exit_code in (EXIT_DONE, EXIT_BAD_INPUT):
             self._wanted -= 1
 
-    def missing(self, alive: int) -> int:
-        """Return how many standbys to start now, given the number of running agents."""
+    def count_missing(self, alive: int) -> int:
+        """Return how many standbys to start now, given the number of running agents.
+
+        Return 0 if the job is over, or if the tries are used up.
+        """
         short = 0 if self._over else min(self._wanted - len(self._waiting), self._all - alive)
         return max(0, min(short, _MAX_TRIES * self._wanted - self._tries))
 
@@ -59,6 +68,6 @@ class StandbyRefill:
         return not self._over and len(self._waiting) < self._wanted and self._tries >= _MAX_TRIES * self._wanted
 
     def on_standby_started(self, node: str) -> None:
-        """Another standby was started."""
+        """Note that another standby was started. It counts as a try until one gets warm."""
         self._waiting.add(node)
         self._tries += 1

@@ -1,6 +1,6 @@
-"""A job lives through an availability trace: nodes are really started, and really killed without warning.
+"""Runs a job through an availability trace: nodes are started, and killed without warning.
 
-The trace's clock starts with the first committed step: until then the job has its first nodes, and all of them.
+The clock of the trace starts with the first committed step. Until then the job has all of its first nodes.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ class TraceRun:
     """Directs a launcher through the window of a trace.
 
     Args:
-        speed: how many seconds of the trace pass in one.
-        since: unix seconds; events before are of an earlier run that this one takes up, with processes long gone.
+        speed: seconds of the trace that pass in one second.
+        since: unix seconds. Earlier events are from a previous run that this one continues; its processes are gone.
     """
 
     def __init__(self, window: Window, speed: float, since: float = 0.0) -> None:
         self.window = window
         self.speed = speed
         self.since = since
-        #: the time of the first committed step, unix seconds; None until it is there
+        #: unix seconds of the first committed step, or None before it
         self.started: float | None = None
         #: True once the window is over
         self.over = False
@@ -47,11 +47,14 @@ class TraceRun:
 
     @property
     def ends(self) -> float | None:
-        """When the window is over, unix seconds; None until it has begun."""
+        """Unix seconds at which the window is over, or None before it begins."""
         return None if self.started is None else self.started + self.window.seconds / self.speed
 
     def on_event(self, event: ReadEvent) -> None:
-        """Start the trace's clock with the first step; note the processes of each node."""
+        """Start the trace's clock at the first committed step, and keep handles of each node's workers.
+
+        Events before `since` are ignored.
+        """
         if event.time < self.since:
             return
         if isinstance(event, StepCommitted) and self.started is None:
@@ -64,7 +67,10 @@ class TraceRun:
             self._note(event.node, event.worker_pids)
 
     async def run(self, launcher: Launcher) -> None:
-        """Start and kill nodes when the trace says so; end the job with the window."""
+        """Start and kill nodes at the times of the trace, from the first committed step on.
+
+        End the job with the window.
+        """
         try:
             await self._training.wait()
             begun = asyncio.get_running_loop().time()
@@ -80,13 +86,15 @@ class TraceRun:
                 self._forget(name)
 
     async def _execute(self, event: NodeEvent, launcher: Launcher) -> None:
+        """Start the node of an event, or kill its agent and workers."""
         if event.add:
             self._adds_left -= 1
             self._present.add(event.node)
             await launcher.start_node(event.node)
             return
         self._present.remove(event.node)
-        # A lost machine takes agent and workers with it; the agent first, so that it cannot tell of their ends.
+        # A lost machine takes agent and workers with it. The agent is killed first, so that it cannot report their
+        # ends.
         launcher.kill_node(event.node, also=self._workers.get(event.node, ()))
         self._forget(event.node)
 

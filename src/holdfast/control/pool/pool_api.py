@@ -139,10 +139,7 @@ class PoolApi:
         return json_answer(await self._shell.read_durable(lambda: pool_status(self._shell)))
 
     async def events(self, request: Request) -> Response:
-        """Return the events above number `after` as JSON lines.
-
-        If there are none, wait for one, up to `wait` seconds.
-        """
+        """Return the events above number `after` as JSON lines. Without one, wait for it up to `wait` seconds."""
         after, wait_s = int(read_number(request, "after", 0)), min(read_number(request, "wait", 0.0), MAX_WAIT_S)
         await self._shell.journal.wait_beyond(after, wait_s)
         lines = self._shell.journal.read(after)
@@ -160,7 +157,7 @@ class PoolApi:
         """Return the status of one job, the conditions under which it would start, and the pool's reserve.
 
         Raises:
-            UnreachableError: there is no such job.
+            UnreachableError: the job does not exist.
         """
         name = request.path_params["name"]
         status = await self._shell.read_durable(lambda: self._explain(name))
@@ -170,7 +167,7 @@ class PoolApi:
         """Return the status of a job for `job`, with its conditions, the reserve and the log folder.
 
         Raises:
-            UnreachableError: there is no such job.
+            UnreachableError: the job does not exist.
         """
         machine = self._shell.machine
         reserve = {"nodes": machine.state.reserve, "why": machine.reserve_reason}
