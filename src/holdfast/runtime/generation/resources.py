@@ -207,7 +207,7 @@ class SharedContext:
         """
         logger.info("generation %d: %s", generation, error)
         timed_out = isinstance(error, PeerLostError) and error.timed_out
-        self._send_complaint(generation, str(error), timed_out=timed_out, look=timed_out, transfer_peers=transfer_peers)
+        self._send_complaint(generation, str(error), timed_out=timed_out, probe=timed_out, transfer_peers=transfer_peers)
 
     def abandon_groups(self, groups: Groups, generation: int, error: Exception) -> None:
         """Retire groups after an interrupted collective, and report what interrupted it, unless it was a Stop."""
@@ -218,20 +218,20 @@ class SharedContext:
 
     def report_unreachable_members(self, generation: int) -> None:
         """Try to connect to all members of a generation in which all wait, and report the unreachable ones."""
-        self._send_complaint(generation, "all members wait for each other", timed_out=False, look=True)
+        self._send_complaint(generation, "all members wait for each other", timed_out=False, probe=True)
 
     def _send_complaint(
-        self, generation: int, detail: str, *, timed_out: bool, look: bool, transfer_peers: Sequence[str] = ()
+        self, generation: int, detail: str, *, timed_out: bool, probe: bool, transfer_peers: Sequence[str] = ()
     ) -> None:
         """Report a failure to the coordinator, unless it is of a generation that is over.
 
         Args:
-            look: whether to probe which members are unreachable. Then the report waits
+            probe: whether to find out first which members are unreachable. Then the report waits
                 up to `CONNECT_S` for a Stop, because a member that is cut off notices it later than the others.
         """
         with self.changed:
-            looking = look and self.machine.on_wait_timeout(generation)
-            plan = self.machine.generations.plan_of(generation) if looking else None
+            probing = probe and self.machine.on_wait_timeout(generation)
+            plan = self.machine.generations.plan_of(generation) if probing else None
         cut_off: tuple[str, ...] = ()
         if plan is not None:
             until = time.monotonic() + CONNECT_S

@@ -54,7 +54,7 @@ class StateExchange:
             self._inbox.close()
 
     def _make_inbox(self, host: str) -> StateInbox:
-        return StateInbox(host, admit=self._admit, open_receiver=self._open_receipt, make_wire=self._make_wire)
+        return StateInbox(host, admit=self._admit, open_receiver=self._open_receiver, make_wire=self._make_wire)
 
     def _make_wire(self, connection: socket.socket) -> Wire:
         """Return the stream of a connection; its traffic is reported to the agent."""
@@ -171,7 +171,7 @@ class StateExchange:
                 return None
             return Ticket(plan=plan, receiver=machine.worker, sender=senders[offer.stream % len(senders)])
 
-    def _open_receipt(self, ticket: Ticket) -> StateReceiver | None:
+    def _open_receiver(self, ticket: Ticket) -> StateReceiver | None:
         """Return where the streams of an authenticated sender go; None if they come too late."""
         generation, machine = ticket.plan.generation, self._shared.machine
         with self._shared.changed:

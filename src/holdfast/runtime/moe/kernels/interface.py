@@ -68,7 +68,7 @@ class TokenKernels(ABC):
     name: str
 
     @abstractmethod
-    def plan(self, question: DispatchInputs) -> Movement:
+    def plan(self, inputs: DispatchInputs) -> Movement:
         """Return this rank's part of a dispatch; all kernels return the same integers.
 
         Raises:

@@ -16,19 +16,19 @@ class TorchKernels(TokenKernels):
 
     name = "torch"
 
-    def plan(self, question: DispatchInputs) -> Movement:
+    def plan(self, inputs: DispatchInputs) -> Movement:
         """Return this rank's part of a dispatch, planned by numpy on the host and then copied to the device.
 
         See `TokenKernels.plan`.
         """
-        device = question.assigned_A.device
+        device = inputs.assigned_A.device
         plan = plan_dispatch(
-            question.assigned_A.cpu().numpy(),
-            np.ascontiguousarray(question.tokens_EN.cpu().numpy()),
-            question.replicas,
-            question.rank,
-            question.row_experts,
-            question.scheme,
+            inputs.assigned_A.cpu().numpy(),
+            np.ascontiguousarray(inputs.tokens_EN.cpu().numpy()),
+            inputs.replicas,
+            inputs.rank,
+            inputs.row_experts,
+            inputs.scheme,
         )
 
         def to_device(array: IntArray) -> torch.Tensor:
@@ -41,7 +41,7 @@ class TorchKernels(TokenKernels):
             send_inverse=to_device(invert_order(plan.send_order)),
             receive_order=to_device(plan.receive_order),
             receive_inverse=to_device(invert_order(plan.receive_order)),
-            in_order=question.in_order,
+            in_order=inputs.in_order,
             row_ends=to_device(plan.row_ends).to(torch.int32),
         )
 

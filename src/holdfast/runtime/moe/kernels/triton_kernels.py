@@ -31,17 +31,17 @@ class TritonKernels(TokenKernels):
 
     name = "triton"
 
-    def plan(self, question: DispatchInputs) -> Movement:
+    def plan(self, inputs: DispatchInputs) -> Movement:
         """Return this rank's part of a dispatch, planned on the GPU; only the rows per peer are copied to the host.
 
         See `TokenKernels.plan`.
         """
-        sent_EN, received_EN = _schedule_shares(question)
+        sent_EN, received_EN = _schedule_shares(inputs)
         totals = to_int_rows(torch.stack([sent_EN.sum(0), received_EN.sum(0)]))
         send, receive = tuple(totals[0]), tuple(totals[1])
-        by_expert_A = torch.argsort(question.assigned_A, stable=True)
+        by_expert_A = torch.argsort(inputs.assigned_A, stable=True)
         send_order, unsend = _order_segments(sent_EN.T, _segment_starts(sent_EN).T, sum(send), by_expert_A)
-        rows = torch.tensor(question.row_experts, dtype=torch.int64).to(sent_EN.device)
+        rows = torch.tensor(inputs.row_experts, dtype=torch.int64).to(sent_EN.device)
         used = rows >= 0
         by_row_RN = torch.where(used[:, None], received_EN[rows.clamp(min=0)], 0)
         starts_EN = _segment_starts(received_EN.T.contiguous()).T
@@ -53,7 +53,7 @@ class TritonKernels(TokenKernels):
             send_inverse=unsend,
             receive_order=receive_order,
             receive_inverse=unreceive,
-            in_order=question.in_order,
+            in_order=inputs.in_order,
             row_ends=by_row_RN.sum(1).cumsum(0).to(torch.int32),
         )
 
@@ -135,7 +135,7 @@ def _sum_rows(
     return out
 
 
-def _schedule_shares(question: DispatchInputs) -> tuple[torch.Tensor, torch.Tensor]:
+def _schedule_shares(inputs: DispatchInputs) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the tokens per expert that the rank sends to and receives from each rank, `(E, N)` both, on the device.
 
     The interval scheme is planned on the device, any other one on the host.
@@ -143,13 +143,13 @@ def _schedule_shares(question: DispatchInputs) -> tuple[torch.Tensor, torch.Tens
     Raises:
         BadInputError: an expert with tokens has no replica.
     """
-    tokens_EN, device = question.tokens_EN, question.tokens_EN.device
+    tokens_EN, device = inputs.tokens_EN, inputs.tokens_EN.device
     # Only the default scheme has its own program. The plain function also refuses invalid inputs.
-    if type(question.scheme) is not Interval or not question.replicas.any(axis=1).all():
-        schedule = dispatch_schedule(tokens_EN.cpu().numpy(), question.replicas, question.scheme)
-        row, column = schedule.send_row(question.rank), schedule.receive_column(question.rank)
+    if type(inputs.scheme) is not Interval or not inputs.replicas.any(axis=1).all():
+        schedule = dispatch_schedule(tokens_EN.cpu().numpy(), inputs.replicas, inputs.scheme)
+        row, column = schedule.send_row(inputs.rank), schedule.receive_column(inputs.rank)
         return from_array(row).to(device), from_array(column).to(device)
-    replicas_EN = from_array(np.ascontiguousarray(question.replicas)).to(device)
+    replicas_EN = from_array(np.ascontiguousarray(inputs.replicas)).to(device)
     experts, ranks = replicas_EN.shape
     sent, received = torch.empty_like(replicas_EN), torch.empty_like(replicas_EN)
     _launch(
@@ -159,7 +159,7 @@ def _schedule_shares(question: DispatchInputs) -> tuple[torch.Tensor, torch.Tens
         replicas_EN,
         sent,
         received,
-        question.rank,
+        inputs.rank,
         ranks,
         tokens_EN.stride(0),
         tokens_EN.stride(1),
