@@ -207,7 +207,9 @@ class SharedContext:
         """
         logger.info("generation %d: %s", generation, error)
         timed_out = isinstance(error, PeerLostError) and error.timed_out
-        self._send_complaint(generation, str(error), timed_out=timed_out, probe=timed_out, transfer_peers=transfer_peers)
+        self._send_complaint(
+            generation, str(error), timed_out=timed_out, probe=timed_out, transfer_peers=transfer_peers
+        )
 
     def abandon_groups(self, groups: Groups, generation: int, error: Exception) -> None:
         """Retire groups after an interrupted collective, and report what interrupted it, unless it was a Stop."""

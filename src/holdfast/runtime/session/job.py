@@ -251,7 +251,8 @@ class Job:
     def steps(self, count: int) -> Iterator[Step]:
         """Yield steps until `count` steps are applied. Resumes at the job's step; repeats steps that a failure undid.
 
-        The loop ends once all workers of the job have finished. It can be used once.
+        The loop ends once all workers of the job have finished. It can be used once. Due evaluations run between steps.
+        A standby first gets shadow steps, which never count.
 
         Raises:
             SystemExit: the job is done, and this worker does not have the last state, because it was a standby or still

@@ -341,7 +341,7 @@ class Session:
                 self._shared.progress.start_pause(reason)
 
     def _count_pause(self) -> None:
-        """Count the time of the current pause until now, if there is one."""
+        """If there is a pause, add the time since it started or last continued to the paused seconds."""
         if self._paused is not None:
             self._applier.paused_s += self._clock.monotonic() - self._paused[1]
 
@@ -352,7 +352,7 @@ class Session:
         self._shared.progress.start_activity(Activity.ENDING)
 
     def locate_error(self, error: ScriptError) -> ScriptError:
-        """Add the step, the micro-batch and the phase at which the script raised an exception."""
+        """Return the error with the step, micro-batch and phase at which it was raised; None for those not known."""
         attempt = self._attempt
         with self._changed:
             phase = self._machine.phase

@@ -45,7 +45,7 @@ class StateExchange:
         self._latest: StateReceiver | None = None
 
     def start(self) -> int:
-        """Listen for senders; return the port, or 0 without an address."""
+        """Listen for senders; return the port, or 0 if no peer can ever send state."""
         return self._inbox.start() if self._inbox else 0
 
     def close(self) -> None:
@@ -172,7 +172,10 @@ class StateExchange:
             return Ticket(plan=plan, receiver=machine.worker, sender=senders[offer.stream % len(senders)])
 
     def _open_receiver(self, ticket: Ticket) -> StateReceiver | None:
-        """Return where the streams of an authenticated sender go; None if they come too late."""
+        """Return the receiver for the streams of an authenticated sender, made on demand; None if they come too late.
+
+        State is refused if this worker does not lack it; for experts, the receiver belongs to the generation's parcels.
+        """
         generation, machine = ticket.plan.generation, self._shared.machine
         with self._shared.changed:
             if ticket.kind == PARCEL:

@@ -54,7 +54,7 @@ def test_a_checkpoint_of_four_ranks_loads_at_three(tmp_path: Path) -> None:
         shards = ExpertShards(moe_layers(model), torch.optim.AdamW(model.parameters()))
         settle(shards, three, rank)
         for layer, spec in enumerate(specs):
-            shards.adopt(layer, spec)
+            shards.set_optimizer_state(layer, spec)
         for pair in hosted_pairs(shards):
             load(named_rows(shards, [pair]), storage_reader=FileSystemReader(tmp_path / str(where[pair])), no_dist=True)
         got = named_rows(shards, hosted_pairs(shards))

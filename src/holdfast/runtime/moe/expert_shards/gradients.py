@@ -103,7 +103,7 @@ class ExpertGradients:
         return sum(buffer.numel() for layer in self._local for buffer in layer.values())
 
     def zero(self) -> None:
-        """Start a step with zero gradients."""
+        """Start a step: set this rank's sums to zero, and use them as every `grad`."""
         for buffers in self._local:
             for buffer in buffers.values():
                 buffer.zero_()

@@ -403,7 +403,7 @@ class JobExperts:
             arrived: per layer, the rows that were read, by (expert, name of the tensor).
         """
         for layer, spec in enumerate(specs):
-            self.shards.adopt(layer, spec)
+            self.shards.set_optimizer_state(layer, spec)
         self._keep_only(names, arrived)
 
 

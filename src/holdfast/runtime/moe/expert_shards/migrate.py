@@ -65,7 +65,7 @@ class StagedMigration:
     def apply(self) -> None:
         """Add the received experts, drop the ones that moved to other ranks, and set the shared optimizer values."""
         for layer, (spec, experts) in enumerate(zip(self.specs, self.wanted, strict=True)):
-            self.shards.adopt(layer, spec)
+            self.shards.set_optimizer_state(layer, spec)
             rows = None if self.rows is None else self.rows[layer]
             self.shards.rearrange(layer, experts, rows=rows, arrived=self.arrived[layer])
 

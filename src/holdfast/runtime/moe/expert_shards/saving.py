@@ -35,7 +35,8 @@ def named_rows(shards: ExpertShards, pairs: Iterable[tuple[int, int]]) -> dict[s
 
     To save, pass the pairs from `assign_savers`. To load, pass all pairs of this rank: `torch.distributed.checkpoint`
     fills the rows in place. Optimizer values that all rows share (`step`) are not included: save
-    `ExpertShards.describe` with the dense state, and pass it to `ExpertShards.adopt` before the rows are loaded.
+    `ExpertShards.describe` with the dense state, and pass it to `ExpertShards.set_optimizer_state` before the rows are
+    loaded.
     """
     named: dict[str, torch.Tensor] = {}
     for layer, expert in pairs:

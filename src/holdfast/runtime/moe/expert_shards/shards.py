@@ -109,7 +109,7 @@ class ExpertShards:
         """Return the expert of each row, -1 for none, if these distinct experts get this many rows."""
         return _assign_rows(self.layers[layer].experts.row_experts, sorted(experts), rows)
 
-    def adopt(self, layer: int, spec: LayerSpec) -> None:
+    def set_optimizer_state(self, layer: int, spec: LayerSpec) -> None:
         """Give the optimizer the state of a specification: missing stacks become zero, shared values are set.
 
         Stacks that exist are not changed. Does nothing without an optimizer.

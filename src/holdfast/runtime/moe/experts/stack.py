@@ -134,7 +134,10 @@ class StackedExperts(ExpertStack):
         self._outputs_first = outputs_first
 
     def forward(self, tokens_AD: torch.Tensor, row_ends_R: torch.Tensor) -> torch.Tensor:
-        """See `ExpertStack.forward`."""
+        """Compute each row's tokens, `(A, D)`: first matrix, the function between, second matrix; with biases if any.
+
+        See `ExpertStack.forward`. Autocast is off: all is in the tokens' dtype.
+        """
         with torch.autocast(tokens_AD.device.type, enabled=False):
             hidden_AH = self.between(self._multiply(tokens_AD, self.w1, self.b1, row_ends_R))
             return self._multiply(hidden_AH, self.w2, self.b2, row_ends_R)

@@ -35,7 +35,10 @@ class DispatchInputs:
 
     @property
     def in_order(self) -> bool:
-        """Whether rows arrive in the order of the experts: all come from one rank, or are for one expert."""
+        """Whether received rows need no reordering, because they arrive in the order of the stacked rows.
+
+        So it is with at most one used row, or with a single rank and ascending experts.
+        """
         used = [expert for expert in self.row_experts if expert >= 0]
         return len(used) < 2 or (self.tokens_EN.shape[1] == 1 and used == sorted(used))
 

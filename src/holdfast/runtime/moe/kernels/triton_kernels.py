@@ -213,6 +213,6 @@ def _launch(program: Any, grid: tuple[int, ...], *tensors_and_numbers: Any, **co
 
 
 def _tile(width: int) -> tuple[int, int]:
-    """Return rows and columns of the tile of one program."""
+    """Return rows and columns of the tile that one program handles, for rows of `width` elements."""
     wide = min(triton.next_power_of_2(width), _WIDEST)
     return max(_TILE // wide, 1), wide

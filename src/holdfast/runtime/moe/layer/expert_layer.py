@@ -290,6 +290,7 @@ class ExpertLayer(nn.Module):
         return self.clock.run(self._compute_emulated, tokens_AD, row_ends_R)
 
     def _compute_emulated(self, tokens_AD: torch.Tensor, row_ends_R: torch.Tensor) -> torch.Tensor:
+        """Return the experts' outputs for their rows, slowed down if an accelerator is emulated."""
         if self.emulation is None:
             return self.experts(tokens_AD, row_ends_R)
         return self.emulation.run(self.experts, tokens_AD, row_ends_R)
