@@ -35,7 +35,7 @@ class LocalPart(NamedTuple):
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Return a state's manifest in terms of whole tensors, the same under all layouts.
+    """Return a state's manifest as MessagePack, in terms of whole tensors, the same under all layouts.
 
     Placements are only included for tensors that are not spread like a tensor of the model.
     """
@@ -167,7 +167,10 @@ def _unmatched_extra_tensors(state: TrainingState, manifest: Manifest) -> Iterat
 
 
 def _matched_tensors(state: TrainingState, manifest: Manifest) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield the index of each tensor of a state that is spread here, with a tensor of the same placement."""
+    """Yield the index of each tensor of a state that is spread here, with a present tensor of the same placement:
+    itself for the model's, the parameter for the optimizers', and for extra objects the tensor at the same path, of the
+    same name, or of the same shape if that decides it. Nothing if the model is not spread.
+    """
     own = state.model_tensors()
     if not any(is_dtensor(tensor) for _, tensor in own):
         return
@@ -184,8 +187,8 @@ def _matched_tensors(state: TrainingState, manifest: Manifest) -> Iterator[tuple
 
 
 def _unique_match(state: TrainingState, manifest: Manifest, number: int) -> torch.Tensor | None:
-    """Return a tensor of the model with the shape of a manifest's tensor, if all of the model's tensors with this shape
-    have that tensor's placement; else None.
+    """Return a tensor of the model with the shape of the manifest's tensor `number`, if all of the model's tensors with
+    this shape have that tensor's placement; else None.
     """
     spec = manifest.tensors[number] if 0 <= number < len(manifest.tensors) else None
     same = [tensor for _, tensor in state.model_tensors() if spec is not None and tuple(tensor.shape) == spec.shape]

@@ -166,7 +166,9 @@ def _own_pieces(view: StateView, part: int, parts: int, position: ReplicaPositio
 
 
 def _is_saved(view: StateView, number: int, position: ReplicaPosition) -> bool:
-    """Return whether this role saves its local part of a tensor: equal parts are saved by the first role."""
+    """Return whether this role saves its local part of a tensor: equal parts are saved by the first role, and empty
+    parts only for an empty tensor.
+    """
     spread = view.spread.get(number)
     if spread is None:
         return position.is_counted_here(view.tensors[number])
@@ -195,7 +197,9 @@ def stored_type(dtype: torch.dtype, shape: Sequence[int]) -> tuple[str, tuple[in
 
 
 def to_stored(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor as stored in files; a contiguous one shares its memory."""
+    """Return a tensor as stored in files: itself, or bytes with one more dimension if the format does not support its
+    dtype. Those of a contiguous tensor share its memory.
+    """
     if str(tensor.dtype).removeprefix("torch.") in CODES:
         return tensor
     return tensor.contiguous().unsqueeze(-1).view(torch.uint8)

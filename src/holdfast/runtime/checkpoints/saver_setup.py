@@ -52,7 +52,8 @@ def make_saver(
     faults: Faults,
     workload: Workload,
 ) -> CheckpointSaver | None:
-    """Return the checkpoint saver, or None without a checkpoint directory.
+    """Return a worker's checkpoint saver, which writes to its agent or to the storage (`make_sink`); None without a
+    checkpoint directory. Its writes fail with an injected fault of the disk.
 
     Args:
         every: steps between checkpoints, or `auto` if the coordinator decides when.

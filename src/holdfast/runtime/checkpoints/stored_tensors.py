@@ -29,13 +29,15 @@ from holdfast.storage import Storage, error_text
 def load_tensors(
     storage: Storage, checkpoint: str, tensors: Mapping[str, torch.Tensor], parts: Mapping[str, LocalPart] | None = None
 ) -> None:
-    """Fill tensors, by name, from a checkpoint that the caller has verified.
+    """Fill tensors, by name, from all files of a checkpoint that the caller has verified. Other tensors in the files
+    are ignored.
 
     Args:
         parts: the local parts, for tensors that are not complete.
 
     Raises:
-        DamagedCheckpointError: the content does not match, or cannot be read. Some tensors may be filled.
+        DamagedCheckpointError: a file cannot be read, or does not match, or elements of a tensor are missing or present
+            twice. Some tensors may be filled.
     """
     _, files = read_manifest(storage, checkpoint)
     filling = BoxReader(tensors, parts or {})
@@ -147,10 +149,13 @@ class BoxReader:
 
 
 def _check_piece(called: str, piece: StoredPiece, tensor: torch.Tensor, whole: tuple[int, ...]) -> Box:
-    """Return a piece's box in a tensor of this shape.
+    """Return which box of a tensor's elements a piece in a file has.
+
+    Args:
+        whole: shape of the whole tensor, of which `tensor` may be a local part.
 
     Raises:
-        DamagedCheckpointError: the piece does not belong to the tensor.
+        DamagedCheckpointError: the piece has another dtype, another whole shape, or lies outside of the tensor.
     """
     code, shape = stored_type(tensor.dtype, whole)
     box, beyond = piece.box, shape[len(whole) :]

@@ -236,7 +236,7 @@ def _has_method(data: Any, method: str, *arguments: str) -> bool:
 
 
 def _check_numbered(data: object) -> None:
-    """Check that a mapping has samples by index, not data sets by name.
+    """Check that a mapping has samples by index, with the key 0, not data sets by name. Other objects are accepted.
 
     Raises:
         BadInputError: it has data sets by name.
@@ -252,7 +252,7 @@ def _check_numbered(data: object) -> None:
 
 
 def _check_curriculum(data: Callable[..., Any]) -> None:
-    """Check that a function can be called with a step.
+    """Check that a function can be called with one argument, the step. One with an unknown signature is accepted.
 
     Raises:
         BadInputError: it cannot.

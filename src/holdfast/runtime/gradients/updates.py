@@ -203,16 +203,19 @@ class Update:
         return hidden
 
     def collect(self) -> None:
-        """Collect the gradients after a backward, and drop the other optimizers'."""
+        """Take over the gradients of a backward as the step's sums, and drop those of the other optimizers'
+        parameters.
+        """
         self.buckets.collect()
         for parameter in self._others:
             parameter.grad = None
 
     def check_before_reduction(self) -> None:
-        """Check that the buckets have all gradients that the optimizer would use.
+        """Follow changes of what is trained, and check that the script has not changed gradients and that nothing but
+        the buckets and the experts has a gradient that the optimizer would use.
 
         Raises:
-            StepUseError: they do not, so replicas would differ.
+            StepUseError: it has, or a parameter was frozen in the middle of the step, so replicas would differ.
         """
         self.follow_script()
         self.check_gradients()
@@ -227,7 +230,9 @@ class Update:
     def reducible_gradients(
         self, experts: JobExperts | None
     ) -> Sequence[GradientBuckets | ExpertGradients | RoutingChoices]:
-        """Return all gradients to reduce; the objects of experts differ in each generation."""
+        """Return all gradients to reduce: the buckets and, if this optimizer steps the experts, the experts' gradients
+        and the routing choices. The objects of experts differ in each generation.
+        """
         if experts is None or not self.steps_experts:
             return (self.buckets,)
         return (self.buckets, experts.gradients, experts.choices)
@@ -238,7 +243,9 @@ class Update:
             self._optimizer.step()
 
     def advance_schedules(self) -> None:
-        """Advance the learning rate schedules of this optimizer by one step."""
+        """Advance this optimizer's learning rate schedules in `extra` by one step, also after a skipped step; not those
+        that need a metric.
+        """
         for scheduler in self.schedulers.values():
             # torch counts calls of optimizer.step() to warn of a wrong order. A skipped step, or a received state, has
             # the right order without such a call.
@@ -314,7 +321,9 @@ class Updates:
         return self._by_name[self.order[(step - 1) % len(self.order)]]
 
     def describe(self) -> dict[str, object]:
-        """Return order and norms by the names of their options; all workers of a job must have the same."""
+        """Return the order of updates and the norms for clipping, by the options' names; without names of optimizers
+        only the norm. All workers of a job must have the same.
+        """
         norms = {name: update.max_norm for name, update in self._by_name.items()}
         if NAMELESS in norms:
             return {"max_grad_norm": norms[NAMELESS]}

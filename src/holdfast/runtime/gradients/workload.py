@@ -343,10 +343,14 @@ class Workload:
         self.state.settings.on_applied()
 
     def finish_shadow_step(self, alone: Communicator) -> None:
-        """Reduce and step as in a real step, as warm-up; the state is void afterwards.
+        """Reduce this worker's gradients alone and step the optimizer as in a real step, as warm-up; the state is void
+        afterwards.
 
         Gradients that are not finite, such as the first ones of a loss scale, are replaced by zero, so that the next
         shadow step is like any other.
+
+        Args:
+            alone: a communicator of this worker only.
 
         Raises:
             StepUseError: the script made or changed gradients itself, or a gradient's parameter was not trained.

@@ -45,7 +45,11 @@ def gather_bytes(comm: Communicator, mine: bytes, what: str) -> list[bytes]:
 
 
 def _gather_level(group: Communicator, mine: bytes, what: str) -> bytes:
-    """Return the frames of all members of a group, in the group's order."""
+    """Gather the frames that each member of a group has, sizes first, and return them all, in the members' order.
+
+    Args:
+        mine: this member's frames.
+    """
     sizes = torch.empty(group.size, dtype=torch.int64, device=group.device)
     pending = group.start_all_gather(sizes, torch.tensor([len(mine)], dtype=torch.int64, device=group.device))
     pending.what = what

@@ -92,6 +92,11 @@ class HierarchicalCommunicator(Communicator):
         return self._groups if self._all_ranks is None else (*self._groups, self._all_ranks)
 
     def _require_full_group(self) -> Communicator:
+        """Return the group of all ranks.
+
+        Raises:
+            RuntimeError: it was not built.
+        """
         if self._all_ranks is None:
             raise RuntimeError(f"broken invariant: generation {self.generation} has no group of all {self.size} ranks")
         return self._all_ranks

@@ -49,7 +49,7 @@ def parse_reduction(op: Any, size: int) -> Reduction:
 
 
 def fold(versions: Sequence[torch.Tensor], out: torch.Tensor, reduction: Reduction) -> None:
-    """Reduce flat tensors of one shape into `out`, in this order.
+    """Reduce flat tensors of one shape into `out`, in this order, in chunks that fit into the cache.
 
     If there are at most two tensors, `out` may be one of them.
     """

@@ -208,7 +208,7 @@ class OuterGroup(_ProcessGroup):
             self.is_discarding = False
 
     def on_work_ended(self, work: OuterWork) -> None:
-        """Remove a completed collective."""
+        """Remove a completed collective from those in progress."""
         self._under_way = [one for one in self._under_way if one is not work]
         if self._unfinished is work:
             self._unfinished = None

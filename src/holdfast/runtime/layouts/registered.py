@@ -35,7 +35,8 @@ def register_default(group: Any) -> None:
 
 
 def register(group: Any, ranks: Sequence[int]) -> None:
-    """Register a group with torch, by its name.
+    """Enter a group into torch's tables, so that meshes and functional collectives find it by its name. torch gets a
+    store for it that refuses to create more groups.
 
     Args:
         ranks: its members' ranks in the default group, in the group's order.

@@ -24,7 +24,9 @@ _MOVED_AS_IT_IS = (torch.float32, torch.float64, torch.int64, torch.int32, torch
 
 
 def flatten(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's elements as a vector that gloo can send; a view if the tensor is contiguous."""
+    """Return a tensor's elements as a vector that gloo can send, as bytes if it does not support the dtype; a view if
+    the tensor is contiguous.
+    """
     line = _to_vector(tensor)
     return line if line.dtype in _MOVED_AS_IT_IS else line.view(torch.uint8)
 

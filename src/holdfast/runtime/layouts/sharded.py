@@ -95,7 +95,9 @@ def check_boxes(model: torch.nn.Module, place: ReplicaPosition) -> None:
 
 
 def _is_replica_mesh(mesh: Any, replica: ReplicaMesh) -> bool:
-    """Return whether all groups of a mesh are the replica's."""
+    """Return whether all groups of a mesh are the replica's. If torch does not know them, return whether the mesh
+    equals the replica's along dimensions of the same names.
+    """
     try:
         groups = mesh.get_all_groups()
     except RuntimeError:
@@ -119,11 +121,11 @@ def _mesh_infos(module: FSDPModule) -> list[Any]:
 
 
 def _check_dimensions(model: torch.nn.Module, replica: ReplicaMesh) -> None:
-    """Check that FSDP2 shards each module only along `shard`.
+    """Check that FSDP2 shards each module only along `shard` of the job's mesh, and replicates it along no dimension.
 
     Raises:
-        BadInputError: along `tensor` it would sum gradients of the same samples several times; and each rank that it
-            takes for a replica holds the whole model.
+        BadInputError: a module is wrapped over another mesh or dimension. Along `tensor`, gradients of the same samples
+            would count several times.
     """
     shard, ours = replica.groups[SHARD], {id(group) for group in replica.groups.values()}
     for name, module in named_modules(model):

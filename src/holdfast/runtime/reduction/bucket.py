@@ -146,7 +146,8 @@ class Bucket:
         return [0 if gradient is None else gradient._version for gradient in self.local_parts]
 
     def fill_buffer(self, comm: Communicator, receive_buffer: ReceiveBuffer | None = None) -> None:
-        """Start a reduction: make `flat` large enough for all shards, and copy this rank's gradients into it.
+        """Start a reduction: make `flat` large enough for all shards, and copy this rank's gradients and flags into it,
+        zeros for missing gradients.
 
         Args:
             receive_buffer: receives the other ranks' versions; by default an own one.

@@ -79,7 +79,10 @@ def reduce_gradients(
     all_workers: Communicator | None = None,
     compared: ComparedNumbers = compare_nothing,
 ) -> Commit:
-    """Sum the gradients over all ranks, times `scale`, and compute the step result. All ranks must call it.
+    """Sum the gradients over all ranks, times `scale`, clip them, and compute the step result. All ranks must call it;
+    the reduced gradients are then in `parts`.
+
+    If micro-batches were skipped, gradients are scaled to means over the trained samples.
 
     Args:
         parts: all gradients of the job.
@@ -91,6 +94,7 @@ def reduce_gradients(
 
     Returns:
         The step result without flags, the same on every rank in every bit; its squared norm is the one before clipping.
+        It names the roles whose compared numbers differ.
 
     Raises:
         HaltedError, PeerLostError: abandoned or failed. The local gradients are intact, the reduced ones lost.
@@ -120,7 +124,9 @@ def reduce_gradients(
 
 
 def _rescale_for_skips(v: Commit) -> tuple[Commit, float]:
-    """Return the step result and the factor that makes gradients means over the samples that were not skipped."""
+    """Return the step result and the factor that makes gradients means over the samples that were not skipped; its
+    squared norm includes the factor. The factor is 1.0 if none or all were skipped.
+    """
     if v.skipped_samples <= 0 or v.trained_samples <= 0:
         return v, 1.0
     factor = v.samples / v.trained_samples
@@ -135,7 +141,12 @@ def _rank_sums(own: Commit, mine: GradientSummary) -> list[float]:
 
 
 def _decode_sums(sums: Sequence[float], world: int) -> Commit:
-    """Return the step result from the sums of all ranks' numbers; a finite squared norm is taken from the digits."""
+    """Return the step result from the sums of all ranks' numbers: its fields, the squared norm from the digits if it is
+    finite, and the roles whose compared numbers differ.
+
+    Args:
+        world: the number of workers.
+    """
     lanes, digits, compared = sums[: len(LANES)], sums[len(LANES) :][:DIGITS], sums[len(LANES) + DIGITS :]
     v = commit_from_sums(lanes)
     if math.isfinite(v.grad_square):
@@ -221,7 +232,7 @@ class GradientBuckets:
         return any(gradient is not None for bucket in self._buckets for gradient in bucket.local)
 
     def zero(self) -> None:
-        """Start a step without gradients."""
+        """Drop the sums, and set every `p.grad` to None, at the start of a step."""
         for bucket in self._buckets:
             bucket.local = [None] * len(bucket.parameters)
         self.hide_sums()
@@ -305,7 +316,11 @@ class GradientBuckets:
 
     @torch.no_grad()
     def reduce_scatter(self, comm: Communicator, scale: float) -> GradientSummary:
-        """Sum this rank's shards of the gradients over all ranks, times `scale`. All ranks must call it.
+        """Copy the local gradients into the buckets, and sum this rank's shards over all ranks, times `scale`, bucket
+        by bucket and level by level. All ranks must call it.
+
+        Returns:
+            The summary of this rank's shards.
 
         Raises:
             HaltedError, PeerLostError: abandoned or failed. The local gradients are intact, the reduced ones lost.

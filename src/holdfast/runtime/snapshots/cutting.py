@@ -44,7 +44,9 @@ def copy_range(tensors: Sequence[torch.Tensor], start: int, target: torch.Tensor
 
 
 def _overlaps(tensors: Sequence[torch.Tensor], start: int, end: int) -> Iterator[tuple[torch.Tensor, int, int, int]]:
-    """Yield each tensor that overlaps a range: start and end within the tensor, and the start within the range."""
+    """Yield each tensor of a concatenation that overlaps a range of bytes, with start and end of the overlap within the
+    tensor, and its start within the range.
+    """
     at = 0
     for tensor in tensors:
         size = tensor.numel() * tensor.element_size()

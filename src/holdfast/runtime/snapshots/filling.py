@@ -101,7 +101,8 @@ class SnapshotReader:
         self._received.update(manifest.experts)
 
     def adopt(self) -> None:
-        """Make the received state the present one, after all parts were read.
+        """Make the received state the present one, after all parts were read: the dense state and the experts that this
+        worker will host.
 
         Raises:
             StateMismatchError: its values do not fit the objects, or an expert is in none of the parts.
@@ -149,7 +150,7 @@ class SnapshotReader:
 
 
 def check_same_experts(experts: JobExperts | None, specs: Sequence[LayerSpec]) -> None:
-    """Check that a model has the same kind of experts as a part.
+    """Check that the experts of a model and of a part have the same weights: names, shapes and dtypes in each layer.
 
     Raises:
         StateMismatchError: it does not.

@@ -43,7 +43,7 @@ class ExtraWatch:
         self._stamps = {name: self._stamp(name, thing) for name, thing in self._extra.items()}
 
     def check_unchanged(self) -> None:
-        """Compare the objects with their state after the last step.
+        """Compare the objects with their recorded state after the last step; without one, nothing is compared.
 
         Raises:
             BadInputError: one of them has changed.

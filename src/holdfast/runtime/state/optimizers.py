@@ -143,7 +143,8 @@ class Optimizers:
                 yield parameter, place
 
     def capture(self, apart: set[int]) -> dict[str, Any]:
-        """Return the state of all optimizers, including tensors.
+        """Return options and state of all optimizers, by their names if they have names. Parameters are numbered in the
+        order of the groups; tensors of the state are not copied.
 
         Args:
             apart: ids of parameters that are left out.
@@ -160,7 +161,12 @@ class Optimizers:
         return f"it has {_describe_names(theirs)}, but this job has {_describe_names(mine)}"
 
     def adopt(self, value: dict[str, Any], apart: set[int]) -> None:
-        """Take up a captured state as it is: `Optimizer.load_state_dict` would cast it to the parameters' dtype.
+        """Replace options and state of all optimizers with a captured state as it is: `Optimizer.load_state_dict` would
+        cast it to the parameters' dtype.
+
+        Args:
+            value: as `capture` returns it.
+            apart: ids of parameters whose state stays.
 
         Raises:
             ValueError, KeyError, TypeError, AttributeError: it does not fit.
@@ -319,10 +325,11 @@ def _parameters_with_state(optimizer: Optimizer, apart: set[int]) -> list[torch.
 
 
 def _adopt_state(optimizer: Optimizer, value: dict[str, Any], apart: set[int], protected: set[str]) -> None:
-    """Replace an optimizer's options and state with received ones.
+    """Replace an optimizer's options and state with received ones; the tensors are used as they are.
 
     Args:
-        apart: ids of parameters that are left out.
+        value: as `_capture_state` returns it.
+        apart: ids of parameters whose state stays.
         protected: the options that the groups had at `protect`. Others that the script has added since are removed,
             unless they are in the received state.
 

@@ -56,7 +56,8 @@ def check_model(model: object, device: torch.device, *, has_layout: bool = False
 
 
 def check_wrappers(model: torch.nn.Module, *, has_layout: bool) -> None:
-    """Refuse torch's modules that would reduce gradients themselves.
+    """Refuse modules of torch that would reduce gradients or statistics themselves, such as DistributedDataParallel,
+    and FSDP2 in a job without a layout.
 
     Raises:
         BadInputError: the model contains one.
@@ -150,7 +151,7 @@ def check_extra(extra: Mapping[str, object], optimizers: Optimizers, *, has_afte
 
 
 def check_function(after_apply: F) -> F:
-    """Return the script's function for its part of a step.
+    """Return the script's function for its part of a step, or None if it gave none.
 
     Raises:
         BadInputError: it cannot be called.
@@ -177,7 +178,7 @@ def frozen_warning(optimizers: Optimizers) -> str:
 
 
 def untrained_warning(model: torch.nn.Module, optimizers: Optimizers) -> str:
-    """Return a warning that names parameters that require a gradient and are in no optimizer, or ""."""
+    """Return a warning that names the first parameters that require a gradient and are in no optimizer, or ""."""
     trained = {id(parameter) for parameter in optimizers.parameters}
     named = [
         strip_wrapper_prefixes(name) for name, p in model.named_parameters() if p.requires_grad and id(p) not in trained

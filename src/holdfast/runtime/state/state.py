@@ -147,10 +147,12 @@ class TrainingState:
         self.settings = StepSettings(self.optimizers, self._parameters.values())
 
     def capture(self) -> StateView:
-        """Return the present state, without copying.
+        """Return the present state of model, optimizers and extra objects: the live tensors, without copies, and a
+        manifest that describes them and has all other values.
 
         Raises:
-            BadInputError: a part of it cannot be described.
+            BadInputError: a tensor is not dense, a value has an unsupported type, or an optimizer has a parameter that
+                the model does not have.
         """
         tensors: list[torch.Tensor] = []
         specs: list[TensorSpec] = []
@@ -337,17 +339,18 @@ class TrainingState:
 
     @torch.no_grad()
     def _copy_received(self, tensors: list[torch.Tensor]) -> None:
-        """Copy separately received tensors into the model's own."""
+        """Copy received tensors into the model's own, except for those that were received in place."""
         for (_, own), received in zip(self.model_tensors(), tensors, strict=False):
             here = local_of(own)
             if received.data_ptr() != here.data_ptr():
                 here.copy_(received)
 
     def _restore_placement(self, manifest: Manifest, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return received tensors as DTensors with their original placement.
+        """Return received tensors, those of spread tensors as DTensors with the same placement, on the mesh of a
+        present one.
 
         Raises:
-            ValueError: no tensor of this worker has such a placement.
+            ValueError: no present tensor has a mesh for a placement.
         """
         here = [*self.capture().spread.values()] if any(spec.placed for spec in manifest.tensors) else []
         spread = {placement_of(tensor): tensor for tensor in here}

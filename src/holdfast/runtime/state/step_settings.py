@@ -81,7 +81,9 @@ class _SavedGroup:
 
     @torch.no_grad()
     def restore(self) -> dict[str, Any]:
-        """Restore the group's parameters and options; return the group."""
+        """Restore the group's parameters, options and the values of option tensors in place, in the same objects;
+        return the group.
+        """
         self._list[:] = self._parameters
         self._group.clear()
         self._group["params"] = self._list

@@ -153,7 +153,10 @@ def _pack_item(
 
 
 def unpack(node: Node, tensors: list[torch.Tensor]) -> Any:
-    """Turn a tree back into a value.
+    """Turn a tree back into the value that `pack` was given.
+
+    Args:
+        tensors: the tensors, to which the tree refers by index.
 
     Raises:
         ValueError: the tree names a tensor, dtype or kind that does not exist.
@@ -232,6 +235,11 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def _lookup(table: dict[str, Any], kind: str) -> Any:
+    """Return the entry of a table of collection types.
+
+    Raises:
+        ValueError: it has no such entry.
+    """
     if kind not in table:
         raise ValueError(f"state has a {kind!r}, which is unknown")
     return table[kind]

@@ -131,7 +131,7 @@ class FlatState:
         return found
 
     def copy_staged(self) -> None:
-        """Copy received bytes from staging copies into their tensors."""
+        """Copy received bytes into tensors that could not be written in place, from their copies on the host."""
         with torch.no_grad():
             for tensor, host in self._staged:
                 tensor.copy_(host)

@@ -126,7 +126,9 @@ class GlooCommunicator(GroupCommunicator):
         return self._gather_in_place(output, input, owners)
 
     def _gather_in_place(self, output: torch.Tensor, input: torch.Tensor, owners: int) -> Pending:
-        """Broadcast each owner's part: gloo's all-gather would copy the whole output."""
+        """Start to broadcast each owner's part of `output`, as one operation: gloo's all-gather would copy the whole
+        output. An owner's `input` is first copied into its part.
+        """
         parts = output.view(owners, -1)
         if self.rank < owners and parts[self.rank].data_ptr() != input.data_ptr():
             parts[self.rank].copy_(input.view(-1))
@@ -236,7 +238,9 @@ def build_gloo(
 
 
 def _make_group(store: BoardStore, rank: int, size: int, host: str, timeout_s: float) -> Any:
-    """Return a raw group, or the failure's message: an exception would keep its sockets open."""
+    """Return a raw group, or the failure's message as a str: an exception would keep its sockets open. Blocks until all
+    members are connected.
+    """
     options = ProcessGroupGloo._Options()
     options._devices = [ProcessGroupGloo.create_device(hostname=host)]
     options._timeout = timedelta(seconds=timeout_s / CONNECT_FACTOR)
