@@ -36,7 +36,9 @@ def is_webhook(alert: str) -> bool:
 
 
 def check_alert(option: str, alert: str) -> None:
-    """Check that an alert can be run or sent.
+    """Check that an alert can be run or sent: that the program can be executed, or that the URL has a host.
+
+    "" is valid.
 
     Raises:
         BadInputError: it cannot. The message names the option or key, and the value.
@@ -67,7 +69,10 @@ class Alerts:
         self._work: asyncio.Task[None] | None = None
 
     def enqueue(self, event: ActionRequested) -> None:
-        """Queue an alert about an event."""
+        """Queue an alert about an event, and start to send.
+
+        If `MOST_WAITING` wait, the oldest one is dropped with a warning. Ignored if no alert is configured.
+        """
         if not self._alert:
             return
         if len(self._waiting) == MOST_WAITING:
@@ -77,7 +82,7 @@ class Alerts:
             self._work = asyncio.get_running_loop().create_task(self._send_queued())
 
     async def close(self, patience_s: float) -> None:
-        """Wait for the queued alerts, at most `patience_s`."""
+        """Wait for the queued alerts, at most `patience_s`. Drop the remaining ones with a warning."""
         if self._work is None:
             return
         done, _ = await asyncio.wait((self._work,), timeout=patience_s)
@@ -87,6 +92,7 @@ class Alerts:
             await asyncio.gather(self._work, return_exceptions=True)
 
     async def _send_queued(self) -> None:
+        """Send the queued alerts in order, each within the time limit. A failure is only logged."""
         while self._waiting:
             event = self._waiting.popleft()
             try:
@@ -99,12 +105,23 @@ class Alerts:
         self._work = None
 
     async def _send(self, event: ActionRequested) -> None:
+        """POST an event to the webhook as JSON, or pass it to the stdin of the program.
+
+        Raises:
+            AlertError, ProgramError, OSError: it failed.
+        """
         if is_webhook(self._alert):
             await self._post(event)
         else:
             await run_program(self._alert, msgspec.json.encode(event) + b"\n")
 
     async def _post(self, event: ActionRequested) -> None:
+        """POST an event to the webhook as JSON.
+
+        Raises:
+            AlertError: it failed, or the answer is an error. The message names only the host, because the URL may be a
+                secret.
+        """
         import httpx  # the import takes a tenth of a second, and few coordinators need it
 
         headers = {"content-type": "application/json"}

@@ -54,14 +54,20 @@ class NodeRequests:
         self._closed = False
 
     def add(self, count: int, node: str = "") -> int:
-        """Add a request for `count` nodes, or for the node with this name, and return its number."""
+        """Add a request for `count` nodes, or for the node with this name, and return its number.
+
+        The number is at least the unix time in microseconds, so that a later coordinator continues above it.
+        """
         self._last = max(self._last + 1, time.time_ns() // 1000)
         self._requests.append({"id": self._last, "count": count, "node": node})
         self._new.set()
         return self._last
 
     async def read_after(self, number: int, wait_s: float) -> list[dict[str, int | str]]:
-        """Return the requests above `number`, after waiting up to `wait_s` for one."""
+        """Return the requests above `number`, after waiting up to `wait_s` for one, unless the server ends.
+
+        The caller is a launcher, which is known to exist from now on.
+        """
         self.launcher_seen = True
         found = self._above(number)
         if not found and wait_s > 0 and not self._closed:
@@ -138,7 +144,11 @@ class HttpApi:
     async def events(self, request: Request) -> Response:
         """Return the events above `after` as JSON lines. Without one, wait up to `wait` seconds for it.
 
-        With `stream=1` the answer continues with later events for `wait` seconds.
+        With `stream=1` the answer continues with later events for `wait` seconds. A header tells whether no more can
+        follow.
+
+        Raises:
+            CrowdedError: too many requests wait already.
         """
         after, wait_s = int(read_number(request, "after", 0)), min(read_number(request, "wait", 0.0), MAX_WAIT_S)
         stream = read_number(request, "stream", 0) > 0
@@ -155,7 +165,7 @@ class HttpApi:
         return Response(b"".join(lines), media_type=_JSON_LINES, headers=headers)
 
     async def _stream(self, after: int, seconds: float) -> AsyncIterator[bytes]:
-        """Yield the events above `after` as they come, for a time, or until no more can follow."""
+        """Yield the events above `after` as JSON lines as they come, for `seconds`, or until the journal is closed."""
         loop, journal = asyncio.get_running_loop(), self._shell.journal
         until = loop.time() + seconds
         with self._count_waiting():
@@ -174,13 +184,19 @@ class HttpApi:
         return await self._feed(InjectFault(**msgspec.structs.asdict(body)))
 
     async def drain(self, request: Request) -> Response:
-        """Drain nodes."""
+        """Drain the nodes in the body: their ranks go to standbys or the job shrinks.
+
+        In a dry run, only return the forecast.
+        """
         body = await read_body(request, DrainRequest, self._body_s)
         order = Drain(nodes=body.nodes)
         return json_answer({"forecast": await self._foresee(order)}) if body.dry_run else await self._feed(order)
 
     async def move(self, request: Request) -> Response:
-        """Move nodes: their ranks go to standbys."""
+        """Move the ranks of nodes to standbys, which may be named; the nodes stay as standbys.
+
+        In a dry run, only return the forecast.
+        """
         body = await read_body(request, MoveRequest, self._body_s)
         order = MoveNodes(nodes=body.nodes, to=body.to)
         return json_answer({"forecast": await self._foresee(order)}) if body.dry_run else await self._feed(order)
@@ -188,7 +204,7 @@ class HttpApi:
     async def undrain(self, request: Request) -> Response:
         """Allow a quarantined or drained node to rejoin.
 
-        If a launcher runs, it is asked to start the agent of the node again.
+        If a launcher runs, request that it starts the agent of the node again, and answer so.
         """
         body = await read_body(request, UndrainRequest, self._body_s)
         answer = await self._feed(Undrain(node=body.node))
@@ -202,18 +218,24 @@ class HttpApi:
         return await self._feed(SaveState())
 
     async def shutdown(self, request: Request) -> Response:
-        """End the job."""
+        """End the job with the exit code and the reason in the body, with `save` after a last checkpoint."""
         body = await read_body(request, ShutdownRequest, self._body_s)
         return await self._feed(Shutdown(exit_code=body.exit_code, why=body.why, save=body.save))
 
     async def _feed(self, event: InjectFault | Drain | MoveNodes | Undrain | SaveState | Shutdown) -> Response:
+        """Pass a request to the machine, and return the answer: ok, or 503 if this coordinator no longer leads the job.
+
+        Raises:
+            RefusedError: the store is unavailable.
+            BadInputError, UnreachableError, RefusedError: the machine refuses it.
+        """
         self._shell.check_store()
         if not await self._shell.feed(event):
             return error_answer(503, "this coordinator no longer leads the job: repeat the request")
         return json_answer({"ok": True})
 
     async def add_nodes(self, request: Request) -> Response:
-        """Ask the launcher for more nodes."""
+        """Queue a request for nodes for the launcher, and return its number. Answer 409 if no launcher exists."""
         body = await read_body(request, NodesRequest, self._body_s)
         if not self._requests.launcher_seen:
             return error_answer(409, "no `holdfast run` starts nodes for this job: start a node with `holdfast agent`")
@@ -227,7 +249,7 @@ class HttpApi:
 
     @contextlib.contextmanager
     def _count_waiting(self, wait_s: float = 0.0) -> Generator[None]:
-        """Count a waiting request.
+        """Count a request as waiting while inside. Requests with `wait_s` of 0 are never refused.
 
         Raises:
             CrowdedError: too many requests wait already.

@@ -114,7 +114,7 @@ class JobHost:
         await self._shell.start(self._url, os.getpid(), self._settings.checkpoints)
 
     async def tick(self) -> None:
-        """Feed the passing time to the machine, forever."""
+        """Feed a tick to the machine every `tick_s`, forever."""
         while True:
             await asyncio.sleep(until_mark(self._now(), self._settings.config.tick_s))
             await self._shell.feed(Tick())
@@ -141,7 +141,9 @@ class JobHost:
         return self.over.done() and self.over.exception() is None
 
     async def wait_for_agents(self, cut_short: Callable[[], bool] = lambda: False) -> None:
-        """Wait until the agents have left, at most `FAREWELL_S`. Their last messages still count.
+        """Wait until the agents have left after the end of the job, at most `FAREWELL_S`.
+
+        Their last messages still count.
 
         If the job had ended before this coordinator started, the agents first connect.
 
@@ -153,7 +155,7 @@ class JobHost:
             await asyncio.sleep(_FAREWELL_POLL_S)
 
     async def close(self, served: Callable[[], bool] = lambda: False) -> None:
-        """Close everything.
+        """Stop the shell, end the placement search, send the last alerts, and close the journal. Waiting requests end.
 
         Args:
             served: whether the web server still runs. If so, wait until a launcher has read the last events.
@@ -167,7 +169,10 @@ class JobHost:
             await self._wait_for_last_read()
 
     async def _wait_for_last_read(self) -> None:
-        """Wait until the launcher has read the last event. It may be between two polls, or not have started yet."""
+        """Wait until the launcher has read the last event, at most `FAREWELL_S`.
+
+        It may be between two requests, or not have started yet.
+        """
         _log.info("job %s is over: waiting until its last events are read", self._settings.job)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._api.read_to_the_end.wait(), FAREWELL_S)
@@ -183,6 +188,7 @@ class JobHost:
             self.over.set_result(exit_code)
 
     def _on_failure(self, error: BaseException) -> None:
+        """Make the failure of the shell the result of the job. After the end of the job, only log it."""
         self._api.failed = not self.over.done()
         if self.over.done():
             _log.error("the coordinator failed while the job was ending", exc_info=error)
@@ -194,7 +200,11 @@ class JobHost:
         return {**job, "events": self._journal.last_seq, "url": self._url, "coordinator_pid": os.getpid()}
 
     async def _foresee(self, order: Drain | MoveNodes) -> list[MoveForecast]:
-        """Return the forecast for a drain, or for a move."""
+        """Return the forecast for each node that a drain or a move would affect. Nothing is changed.
+
+        Raises:
+            BadInputError, UnreachableError, RefusedError: the request itself would be refused.
+        """
         parts = self._coordinator.context
         if isinstance(order, Drain):
             return await self._shell.read_durable(lambda: forecast_moves(parts, order.nodes))

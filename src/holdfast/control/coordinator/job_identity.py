@@ -15,7 +15,7 @@ _log = logging.getLogger("holdfast.coordinator")
 
 
 def with_identity(settings: ServerSettings, record: Record | None) -> ServerSettings:
-    """Return the settings with the identity of the job in the store, or a new one."""
+    """Return the settings with the job's identity: the one in the store, or the configured one, or a random one."""
     known = record.identity if record is not None else ""
     identity = known or settings.config.identity or secrets.token_hex(8)
     return replace(settings, config=replace(settings.config, identity=identity))
@@ -27,7 +27,10 @@ def is_running(record: Record | None) -> bool:
 
 
 def checkpoint_lock(settings: ServerSettings, *, running: bool) -> AbstractContextManager[LockOwner | None]:
-    """Return a context that holds the lock of the job's checkpoint directory; see `locked_directory`."""
+    """Return a context that holds the lock of the job's checkpoint directory.
+
+    See `locked_directory`, also for its value.
+    """
     spec, identity = settings.config.spec, settings.config.identity
     owner = lock_owner(spec.name, identity, str(settings.journal_path or ""))
     return locked_directory(spec.checkpoint.dir, owner, _log.warning, running=running)

@@ -14,7 +14,9 @@ from holdfast.protocol.record import Record
 
 
 def open_journal(settings: ServerSettings, keeper: RecordKeeper) -> tuple[Journal, Metrics]:
-    """Open the journal, and check it against the record.
+    """Open the events file of a job and check it against the record in the store.
+
+    Without a file, the journal is in memory.
 
     Returns:
         The journal, and the metrics that continue from its events.
@@ -68,7 +70,10 @@ def check_journal(journal: FileJournal, record: Record | None, settings: ServerS
 
 
 def lags_behind(record: Record | None, journal: Journal) -> bool:
-    """Return whether the record lacks an event of the journal that it must contain."""
+    """Return whether the journal has an event that the record must contain, and does not.
+
+    The record is then too old, or missing.
+    """
     newest = journal.recorded
     if record is None:
         return journal.last_seq > 0

@@ -78,7 +78,9 @@ async def serve(
     on_ready: Callable[[JobEntry], None] | None = None,
     on_event: Callable[[AnyEvent], None] = lambda _: None,
 ) -> int:
-    """Run a coordinator in this event loop until its job is over, and return the exit code.
+    """Check everything, take over the job, and run its coordinator in this event loop until the job is over.
+
+    Return the exit code.
 
     Args:
         settings: of the coordinator.
@@ -114,7 +116,7 @@ async def serve(
 
 
 def open_job_store(settings: ServerSettings, opener: Callable[[str], Store] = open_store) -> Store:
-    """Open the store of the job.
+    """Open the store of the job with `opener`.
 
     Raises:
         BadInputError: it cannot be used, or not now.
@@ -167,7 +169,10 @@ class _Server:
 
     @contextlib.asynccontextmanager
     async def registered(self) -> AsyncGenerator[JobEntry]:
-        """List the job for the commands of this machine, and take over the job."""
+        """List the job for the commands of this machine while inside, and take it over in the store.
+
+        Yield its address and token.
+        """
         directory, entry = self._settings.registry, self._entry
         with contextlib.ExitStack() as stack:
             # The listing comes first: if it fails, the store must not have changed.
@@ -177,7 +182,10 @@ class _Server:
             yield entry
 
     async def run(self) -> int:
-        """Serve until the job is over, or this coordinator cannot continue."""
+        """Serve until the job is over and its agents have left, or this coordinator cannot continue.
+
+        Close everything, and return the exit code as `_outcome`.
+        """
         serving = asyncio.create_task(self._serve())
         ticking = asyncio.create_task(self._job.tick())
         _log.info("job %s: the coordinator listens on %s", self._settings.job, self._url)
@@ -195,6 +203,11 @@ class _Server:
         return self._outcome(serving, ticking)
 
     def _outcome(self, serving: asyncio.Task[None], ticking: asyncio.Task[None]) -> int:
+        """Return the exit code of the job, or `EXIT_FAILED` if another coordinator has superseded this one.
+
+        Raises:
+            HoldfastError: the shell, a task, or the web server has failed.
+        """
         if self._job.over.done():
             error = self._job.over.exception()
             if isinstance(error, SupersededError):
@@ -208,6 +221,7 @@ class _Server:
 
     @contextlib.contextmanager
     def _handle_signals(self) -> Generator[None]:
+        """While inside, let the ending signals end the job. Without effect outside the main thread."""
         loop = asyncio.get_running_loop()
         main = threading.current_thread() is threading.main_thread()
         numbers = tuple(ending_signals()) if main else ()

@@ -80,7 +80,7 @@ class ServerSettings:
 
 
 def check_listening(host: str, port: int, token: str | None, tls_cert: Path | None, tls_key: Path | None) -> None:
-    """Check that a server can listen with these settings.
+    """Check that a server can listen with this address, port, token and TLS certificate.
 
     Raises:
         BadInputError: the token cannot be sent, the port is out of range, the address needs a token, or the certificate

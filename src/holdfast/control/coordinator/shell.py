@@ -144,6 +144,13 @@ class Shell(MachineShell[Input, Instruction, Record]):
         self._keeper.swap(record)
 
     def _execute(self, instruction: Instruction) -> Record | None:
+        """Execute one instruction: send messages, emit an event, start a search or end the job, for example.
+
+        Return the record of a `Persist`, else None.
+
+        Raises:
+            OutdatedStoreError: the instruction is `StopOutdated`.
+        """
         match instruction:
             case Persist(record):
                 return record
@@ -168,6 +175,11 @@ class Shell(MachineShell[Input, Instruction, Record]):
         return None
 
     def _emit(self, event: AnyEvent) -> None:
+        """Append an event to the journal.
+
+        If it is new there, count it in the metrics, and pass it to `on_event`, and to `on_request` if it asks a person
+        for something.
+        """
         if self.journal.append(event):
             self.metrics.observe(event)
             self._on_event(event)
@@ -175,6 +187,10 @@ class Shell(MachineShell[Input, Instruction, Record]):
                 self._on_request(event)
 
     def _send(self, numbers: Sequence[int], message: CoordinatorMessage) -> None:
+        """Send a message to the connections that still exist, in parts if it is large.
+
+        It is encoded once for consecutive calls.
+        """
         recipients = [self.connections[number] for number in numbers if number in self.connections]
         if message is not self._last_message:
             self._last_message, self._last_parts = message, split_message(self._encoder.encode(message))

@@ -76,7 +76,10 @@ def job_status(coordinator: Coordinator, ledger: TimeLedger, now: float) -> dict
 
 
 def _layout(record: Record) -> dict[str, str]:
-    """Return the layout in force and the one that comes next, if the job has layouts."""
+    """Return {"layout": text} with the layout in force and the one that comes next.
+
+    Return {} if the job has only the default layout.
+    """
     if record.layout == WHOLE and not record.layouts:
         return {}
     change, listed = record.change, f"of {describe_layouts(record.layouts)}" if record.layouts else ""
@@ -97,7 +100,10 @@ def link_paces(coordinator: Coordinator) -> list[LinkPace]:
 
 
 def measure_slowness(coordinator: Coordinator) -> Slowness:
-    """Return the scores of the slowest members, and how often each activity took longer than usual."""
+    """Return the scores of the slowest worker and link, or None for unknown ones, for the metrics.
+
+    `slow` counts for each activity how often it took longer than usual.
+    """
     paces, links = member_paces(coordinator), link_paces(coordinator)
     return Slowness(
         worker=paces[0].score if paces else None,
@@ -107,7 +113,7 @@ def measure_slowness(coordinator: Coordinator) -> Slowness:
 
 
 def _saving(coordinator: Coordinator) -> dict[str, Any] | None:
-    """Return the save interval and its origin, or None if the job does not save."""
+    """Return the save interval and its origin for the status, or None if the job does not save."""
     record = coordinator.record
     if not record.saves:
         return None
@@ -119,13 +125,19 @@ def _saving(coordinator: Coordinator) -> dict[str, Any] | None:
 
 
 def _snapshot(coordinator: Coordinator) -> dict[str, int] | None:
-    """Return the newest usable snapshot, and the lowest number of nodes that have one of its parts, or None."""
+    """Return the step of the newest usable snapshot, or None without one.
+
+    `copies` is the lowest number of nodes that have one of its parts.
+    """
     newest = coordinator.context.snapshots.newest(coordinator.context.ledger.committed)
     return {"step": newest[0], "copies": newest[1]} if newest is not None else None
 
 
 def _experts(record: Record) -> dict[str, Any] | None:
-    """Return the experts per MoE layer and node, one entry per replica, or None without experts."""
+    """Return the experts of each node per MoE layer, and the fault threshold that was asked for and is given.
+
+    An expert is listed once per replica. Return None without experts.
+    """
     plan, shape = record.plan, record.expert_shape
     if plan is None or plan.expert_plan is None or shape is None:
         return None
@@ -137,7 +149,7 @@ def _experts(record: Record) -> dict[str, Any] | None:
 
 
 def _leaving(coordinator: Coordinator, departure: Departure) -> dict[str, Any]:
-    """Return a draining or moving node, and the reason why it has not left yet."""
+    """Return the status of a draining or moving node, with the reason why it has not left yet."""
     return {
         "node": departure.node,
         "since": departure.since,
@@ -148,6 +160,7 @@ def _leaving(coordinator: Coordinator, departure: Departure) -> dict[str, Any]:
 
 
 def _node(coordinator: Coordinator, node: Node, now: float) -> dict[str, Any]:
+    """Return the status of a node: its workers with ranks and steps, its role, its failure rate, and its GPUs."""
     plan = coordinator.record.plan
     workers = [
         {
