@@ -112,7 +112,10 @@ class CoordinatorChannel(asyncio.Protocol):
         self._paused = False
 
     def send(self, message: Any) -> None:
-        """Send a message, after all that waits for room; one to a connection that has ended is dropped."""
+        """Send a message, after the messages that wait for room. It is dropped if the connection has ended.
+
+        If more than `MAX_UNSENT_BYTES` wait, the connection is aborted.
+        """
         if not self._open:
             return
         data = _encoder.encode(message)
@@ -154,6 +157,7 @@ class CoordinatorChannel(asyncio.Protocol):
     # ---- asyncio's side ----
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Set the socket's options, and send the request for a WebSocket with the token."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         transport.set_write_buffer_limits(_SOCKET_BYTES)
@@ -166,6 +170,7 @@ class CoordinatorChannel(asyncio.Protocol):
         self._flush()
 
     def data_received(self, data: bytes) -> None:
+        """Handle the answer to the handshake and the frames in received data, and send the protocol's replies."""
         self._protocol.receive_data(data)
         for event in self._protocol.events_received():
             if isinstance(event, Response):
@@ -185,6 +190,7 @@ class CoordinatorChannel(asyncio.Protocol):
         self._send_replay()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Drop waiting messages and complete `closed`. During the handshake, `ready` fails."""
         self._waiting.clear()
         if not self.ready.done():
             self.ready.set_exception(ChannelRefusedError(0, "the connection ended before it stood"))
@@ -203,7 +209,7 @@ class CoordinatorChannel(asyncio.Protocol):
         self._flush()
 
     def _send_replay(self) -> None:
-        """Send what waits, as far as there is room; others get their turn in between."""
+        """Send waiting messages and replays while the socket has room, `_REPLAY_BATCH` before other tasks run."""
         for _ in range(_REPLAY_BATCH):
             if not self._waiting or self._paused or not self._open:
                 return
@@ -221,6 +227,7 @@ class CoordinatorChannel(asyncio.Protocol):
         asyncio.get_running_loop().call_soon(self._send_replay)
 
     def _flush(self) -> None:
+        """Write the protocol's outgoing bytes to the socket, and close it when the protocol has ended."""
         transport = self._transport
         assert transport is not None
         for data in self._protocol.data_to_send():
@@ -230,6 +237,7 @@ class CoordinatorChannel(asyncio.Protocol):
                 transport.close()  # the protocol's way to say that nothing follows
 
     def _on_handshake(self, response: Response) -> None:
+        """Complete `ready`. If the server refuses, `ready` fails with the HTTP status; the connection is aborted."""
         if self.ready.done():
             return
         if self._protocol.handshake_exc is None:
@@ -240,6 +248,10 @@ class CoordinatorChannel(asyncio.Protocol):
         self.abort()
 
     def _on_frame(self, frame: Frame) -> None:
+        """Join frames and parts to a message, and call `on_message` with it. Text and control frames are ignored.
+
+        If the data is not a message, the connection is aborted.
+        """
         if frame.opcode not in (Opcode.BINARY, Opcode.CONT):
             return  # pings and closes are the protocol's; text is nothing of ours
         self._parts.append(bytes(frame.data))
@@ -274,7 +286,15 @@ async def open_channel(
     timeout_s: float = 10.0,
     make: ChannelMaker = CoordinatorChannel,
 ) -> CoordinatorChannel:
-    """Connect to a coordinator, over a channel from `make`.
+    """Connect to a coordinator, and return the channel from `make` once the server has accepted the WebSocket.
+
+    Args:
+        coordinator: its http(s) URL.
+        token: sent in the handshake.
+        on_message: called for each message.
+        tls: context for an https URL.
+        timeout_s: most seconds until the handshake is done.
+        make: makes the channel.
 
     Raises:
         OSError: no answer (ChannelRefusedError: an answer, but not with a WebSocket).

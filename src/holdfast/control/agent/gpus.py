@@ -114,7 +114,7 @@ class _Gpu:
         return MAX_XIDS
 
     def read(self) -> GpuFacts:
-        """Return the GPU's present facts."""
+        """Return the GPU's present facts. If it cannot be read, they contain the problem instead of values."""
         nvml, xids = self._nvml, tuple(self._xids)
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(self._index)
@@ -177,6 +177,7 @@ def watch_gpus(
     stop = threading.Event()
 
     def watch() -> None:
+        """Check and report until `stop` is set; return at once if there is no driver or GPU."""
         nvml = load()
         reader = None if nvml is None else GpuReader(nvml)
         if reader is None or not reader.count:

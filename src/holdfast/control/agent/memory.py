@@ -73,7 +73,7 @@ class MemoryRing:
 
 
 def resident_bytes(pid: int, *, proc: Path = _PROC) -> int:
-    """Return the memory that a process has in the machine's, shared pages included; 0 where it has ended."""
+    """Return the resident memory of a process, including shared pages, or 0 if it has ended."""
     try:
         return int((proc / str(pid) / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError, ValueError):
@@ -81,7 +81,10 @@ def resident_bytes(pid: int, *, proc: Path = _PROC) -> int:
 
 
 def available_bytes(*, proc: Path = _PROC, groups: Path = _CGROUPS) -> int | None:
-    """Return how much memory a new process could have, of the machine and of this process's group; None: not known."""
+    """Return how much memory a new process could use, limited by the machine and by this process's control group.
+
+    Return None if neither is known.
+    """
     found = [
         value
         for value in (_read_available(proc / "meminfo"), *map(_read_cgroup_left, _cgroup_folders(0, proc, groups)))
@@ -91,7 +94,11 @@ def available_bytes(*, proc: Path = _PROC, groups: Path = _CGROUPS) -> int | Non
 
 
 def _cgroup_folders(pid: int, proc: Path, groups: Path) -> list[Path]:
-    """Return the folders of a process's control group, as far as it has any with a controller for memory."""
+    """Return the folders with the memory files of a process's control groups, or [] without.
+
+    Args:
+        pid: of the process; 0 for this one.
+    """
     try:
         lines = (proc / (str(pid) if pid else "self") / "cgroup").read_text().splitlines()
     except OSError:
@@ -124,6 +131,7 @@ def _read_cgroup_left(folder: Path) -> int | None:
 
 
 def _read_number(file: Path, name: str) -> int | None:
+    """Return the number in the line of a file that begins with `name`, or None if there is none."""
     try:
         lines = file.read_text().splitlines()
     except OSError:

@@ -179,7 +179,11 @@ class Agent:
         self._exit: asyncio.Future[EndAgent] = self._loop.create_future()
 
     async def run(self) -> int:
-        """Live through the job."""
+        """Start the workers, connect to the coordinator, and serve until the node's part in the job has ended.
+
+        Then end the workers, and return the exit code. After an end notice, `EXIT_ENDED` replaces success, because the
+        job may continue elsewhere. Raises the first error of a task.
+        """
         try:
             await self._open_probe_listener()
             await self.workforce.open()
@@ -198,7 +202,10 @@ class Agent:
         return EXIT_ENDED if self._notice.is_given and end.exit_code == EXIT_DONE else end.exit_code
 
     async def _open_probe_listener(self) -> None:
-        """Listen for members that check whether they reach this node."""
+        """Listen for members that check whether they reach this node, and add the port to the node's identity.
+
+        Nothing is done without `preflight`, or if no port can be opened.
+        """
         settings = self.settings
         self._probe_listener = await serve_probes(settings.advertise) if settings.preflight else None
         if self._probe_listener is not None:
@@ -210,7 +217,15 @@ class Agent:
         self._execute(self.machine.end(code, why))
 
     def on_end_notice(self, code: int, why: str) -> None:
-        """End the node once the job can continue without it, or after its grace; at once if called again."""
+        """Tell the coordinator that the node must end, and end it once the job can continue without it.
+
+        It ends after its grace at the latest; at once if there is none, if the coordinator never welcomed the node, or
+        if this is called again.
+
+        Args:
+            code: exit code of the agent.
+            why: the reason, for messages.
+        """
         notice = self._notice
         if not notice.grace_s or notice.is_given or not self.machine.ever_welcomed:
             self.end(code, why)
@@ -220,12 +235,17 @@ class Agent:
         self._start_task(self._end_later(code, f"{why}, after its grace of {notice.grace_s:g} s"))
 
     async def _end_later(self, code: int, why: str) -> None:
+        """After the grace, tell the coordinator that the node leaves, and end it."""
         await asyncio.sleep(self._notice.grace_s)
         self._execute(self._notice.leave())
         self.end(code, why)
 
     def _execute(self, instructions: Iterable[AgentInstruction]) -> None:
-        """Carry out the machine's instructions."""
+        """Execute the machine's instructions in order.
+
+        They send to coordinator or workers, start or kill a worker, answer a request, change snapshots and checkpoints,
+        reconnect, or end the agent.
+        """
         for instruction in instructions:
             match instruction:
                 case SendToCoordinator() | Replay():
@@ -249,7 +269,10 @@ class Agent:
     def _execute_storage(
         self, work: FetchParts | DropParts | AdmitReaders | OpenSnapshotMemory | UpdateCheckpoints
     ) -> None:
-        """Carry out instructions about snapshots and checkpoints."""
+        """Execute an instruction: fetch or drop parts, set the readers' key, serve parts, or write a checkpoint.
+
+        After the memory for snapshots is opened, the machine's answer is executed, too.
+        """
         match work:
             case FetchParts(wanted):
                 self._snapshots.fetch(wanted)
@@ -264,6 +287,7 @@ class Agent:
                     self._store.execute(order)
 
     def _send(self, what: SendToCoordinator | Replay) -> None:
+        """Send messages to the coordinator. They are dropped without a connection, or while a fault cuts the link."""
         if self._channel is None or self._silent:
             return
         if isinstance(what, SendToCoordinator):
@@ -282,7 +306,10 @@ class Agent:
     # ---- the connection to the coordinator ----
 
     async def _stay_connected(self) -> None:
-        """Connect again and again. Training continues without a coordinator."""
+        """Connect to the coordinator, and reconnect with growing pauses whenever that fails or the connection ends.
+
+        Before the first connection of each session, check whether the node is fit. Training continues meanwhile.
+        """
         settings, machine = self.settings, self.machine
         backoff, looked_at, unfit = _FIRST_BACKOFF_S, "", ""
         secure = settings.coordinator.startswith("https:")
@@ -323,6 +350,7 @@ class Agent:
             )
 
     def _on_message(self, message: CoordinatorMessage) -> None:
+        """Inject a fault if the message asks for one, else pass it to the machine and execute its instructions."""
         if isinstance(message, Welcome):
             settings = self.settings
             _log.info("node %s is connected to job %s at %s", settings.node, settings.spec.name, settings.coordinator)
@@ -332,6 +360,10 @@ class Agent:
             self._execute(self.machine.on_message(message, self.clock.monotonic()))
 
     def _node_fault(self, fault: NodeFault) -> None:
+        """Inject a fault into this node: move its clock, cut its network, or stop or kill its workers and this process.
+
+        With `exit`, the workers are killed and this process exits.
+        """
         _log.warning("injected fault: %s", fault.fault)
         match fault.fault:
             case "clock-jump":
@@ -350,7 +382,10 @@ class Agent:
     # ---- events of the workers ----
 
     def _open_store(self) -> CheckpointLanes:
-        """Return what writes the workers' parts of checkpoints, which outlive them."""
+        """Return the writer of the workers' parts of checkpoints, so that parts can be written after a worker's end.
+
+        Parts left by an earlier agent are deleted. News of each write go to the machine like a worker's message.
+        """
         settings, loop = self.settings, asyncio.get_running_loop()
         shutil.rmtree(settings.parts, ignore_errors=True)  # Left by an agent that was killed.
         os.makedirs(settings.parts, mode=0o700, exist_ok=True)
@@ -365,7 +400,10 @@ class Agent:
         return CheckpointLanes(first, second)
 
     def on_part(self, handed: PartHanded) -> None:
-        """A worker has handed over its part of a checkpoint."""
+        """Write a worker's part of a checkpoint. If it is invalid, log that and leave it out.
+
+        Ignored if the job keeps no checkpoints.
+        """
         if self._store is None:
             return
         try:
@@ -374,11 +412,11 @@ class Agent:
             _log.error("a part of a checkpoint is left out: %s", error)
 
     def on_worker_message(self, message: WorkerMessage | UnitWord) -> None:
-        """A worker said something."""
+        """Pass a worker's message to the machine, and execute its instructions."""
         self._execute(self.machine.on_worker_message(message, self.clock.monotonic()))
 
     def on_worker_exit(self, down: WorkerDown, *, clean: bool) -> None:
-        """A worker's process ended."""
+        """Pass the end of a worker's process to the machine, and execute its instructions."""
         self._execute(self.machine.on_worker_ended(down, self.clock.monotonic(), clean=clean))
 
     def on_output_lost(self, file: str, why: str) -> None:
@@ -402,7 +440,7 @@ class Agent:
     # ---- time, and the end ----
 
     async def _watch(self) -> None:
-        """Send heartbeats where nothing else is said, and look for workers that are stopped."""
+        """Call the machine periodically with the stopped workers, so that it sends heartbeats; check the clock."""
         while not self._exit.done():
             self._execute(self.machine.tick(self.clock.monotonic(), self.workforce.find_stopped()))
             self._check_clock()
@@ -416,7 +454,10 @@ class Agent:
             _log.warning("this machine's clock was set by %+.1f s; nothing is decided by it", set_by_s)
 
     async def _watch_activities(self) -> None:
-        """Check the activities of the workers."""
+        """Read the workers' progress periodically, and report hung workers to the coordinator.
+
+        At times, the watch also learns the usual times of activities, and may report them.
+        """
         watch, now = self.machine.watch, self.clock.monotonic
         while not self._exit.done():
             await asyncio.sleep(watch.check_interval_s)
@@ -428,13 +469,16 @@ class Agent:
             self._execute(self.machine.send_seen(*watch.find_late(now(), readings), now=now()))
 
     async def _sample_memory(self) -> None:
-        """Sample the memory of the workers."""
+        """Record the workers' memory and state traffic every `LOOK_S` seconds."""
         while not self._exit.done():
             self._memory.add(self.clock.monotonic(), self.workforce.read_memory())
             await asyncio.sleep(LOOK_S)
 
     def _answer(self, ask: Probe | TakeStacks | TakeMemory | ProbeAddress) -> None:
-        """Answer a question of the coordinator."""
+        """Answer a request of the coordinator: with activities, memory samples, stacks, or the result of a connection.
+
+        Stacks and connections take time, so a task sends their answers.
+        """
         if isinstance(ask, ProbeAddress):
             self._start_task(self._probe(ask, self._channel))
             return
@@ -472,6 +516,10 @@ class Agent:
         self._send_probe_result(channel, make_worker_stacks(number, await texts, accounts, read_at))
 
     async def _close(self) -> None:
+        """End tasks, connections and workers, and wait for the writes of checkpoints.
+
+        Snapshots are removed if the agent ends in good order, and stay after an error.
+        """
         channel = self._channel
         self._end_gpu_watch()
         for task in list(self._tasks):
@@ -489,11 +537,13 @@ class Agent:
         await self._snapshots.close(remove=self._exit.done() and self._exit.exception() is None)
 
     def _start_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine as a task until `run` ends. If it fails, `run` raises its error."""
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._on_task_done)
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        """Forget an ended task. If it failed, `run` ends with its error."""
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None and not self._exit.done():
@@ -501,7 +551,10 @@ class Agent:
 
 
 async def live(settings: AgentSettings, clock: Clock, say: Callable[[str], None]) -> int:
-    """Run an agent until its part in the job has ended; SIGINT ends it, SIGTERM and SIGHUP do after its grace."""
+    """Run an agent until its part in the job has ended, and return its exit code; SIGTERM and SIGHUP give it its grace.
+
+    Print why it ended, unless another process does that (`quiet`), or a pool's signal ended it.
+    """
     agent = Agent(settings, clock)
     loop = asyncio.get_running_loop()
     reasons = {number: f"ended by {number.name}" for number in ending_signals()}
@@ -524,7 +577,7 @@ def run_agent(settings: AgentSettings, say: Callable[[str], None]) -> int:
         say: prints one line for the user.
 
     Raises:
-        BadInputError: the settings cannot work.
+        BadInputError: the script does not exist.
     """
     if settings.parent:
         die_with_parent(settings.parent)

@@ -37,18 +37,21 @@ class Preflight:
     program_s: float = PROGRAM_S
 
     async def unfit(self) -> str:
-        """Return why the node cannot join, "" where it can: one line."""
+        """Check memory, disk and network, and run the site's program. Return all problems in one line, or ""."""
         found = await asyncio.gather(self._network(), self._program())
         return "; ".join(why for why in (_memory(self.workers), _disk(self.folder), *found) if why)
 
     async def _network(self) -> str:
         """Exchange 128 KiB between two sockets over the address at which the other nodes reach this one.
 
+        Return the problem, or "".
+
         It is tried twice: the time may also be up because this process was stopped (SIGSTOP), or its machine paused.
         """
         return await self._try_network() and await self._try_network()
 
     async def _try_network(self) -> str:
+        """Return why the exchange fails (other data comes back, an error, longer than `NETWORK_S`), or ""."""
         try:
             async with asyncio.timeout(NETWORK_S):
                 return (
@@ -60,6 +63,7 @@ class Preflight:
             return f"network: {self.host} cannot be reached from itself: {error.strerror or error}"
 
     async def _program(self) -> str:
+        """Run the site's program. Return how it failed, or that it took longer than `program_s`; else ""."""
         if not self.program:
             return ""
         try:
@@ -73,6 +77,7 @@ class Preflight:
 
 
 def _memory(workers: int) -> str:
+    """Return that the free memory is too small for these workers, or "" if it is enough or not known."""
     left = available_bytes()
     if left is None or left >= workers * WORKER_BYTES:
         return ""
@@ -80,6 +85,7 @@ def _memory(workers: int) -> str:
 
 
 def _disk(folder: str) -> str:
+    """Return that the disk of a folder is too full or cannot be read, or ""."""
     try:
         free = shutil.disk_usage(folder).free
     except OSError as error:
@@ -88,9 +94,10 @@ def _disk(folder: str) -> str:
 
 
 async def _echoed(host: str) -> bool:
-    """Send bytes to ourselves and read them back; True where they are the same."""
+    """Send bytes to a server of our own at `host`, read them back, and return whether they are the same."""
 
     async def echo(reader: StreamReader, writer: StreamWriter) -> None:
+        """Send all received data back until the end of the stream."""
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(1 << 16):
                 writer.write(data)
@@ -112,6 +119,7 @@ async def _echoed(host: str) -> bool:
 
 
 async def _send(writer: StreamWriter) -> None:
+    """Write the test data, and end the stream."""
     writer.write(_SENT)
     await writer.drain()
     writer.write_eof()

@@ -27,7 +27,11 @@ class StackReader:
     """Asks some processes for their stacks, each by its worker's id, at once."""
 
     def __init__(self, processes: Mapping[str, tuple[ProcessHandle, str]]) -> None:
-        """Ask them; `processes`: with the file that each writes to. One that is stopped cannot answer."""
+        """Send each process the signal to write its stacks, except stopped ones and those without a file.
+
+        Args:
+            processes: by worker, each with the file to which it writes.
+        """
         self._asked = {
             worker: path
             for worker, (handle, path) in processes.items()
@@ -38,7 +42,7 @@ class StackReader:
             processes[worker][0].send_signal(STACKS_SIGNAL)
 
     async def read(self) -> dict[str, str]:
-        """Return their answers. Workers without a timely answer are left out."""
+        """Wait up to 0.1 s, and return the stacks by worker. Workers without a timely answer are left out."""
         waiting = dict(self._asked)
         loop, sizes, found = asyncio.get_running_loop(), dict(self._begin), dict[str, str]()
         until = loop.time() + _PATIENCE_S
@@ -53,6 +57,7 @@ class StackReader:
         return found
 
     def _read_text(self, worker: str, path: str) -> str:
+        """Return the text that a worker has added to its file: at most `_CHARACTERS`, without addresses."""
         with open(path, encoding="utf-8", errors="replace") as file:
             file.seek(self._begin[worker])
             return _ADDRESS.sub("", file.read(4 * _CHARACTERS))[:_CHARACTERS]
@@ -61,7 +66,14 @@ class StackReader:
 def make_worker_stacks(
     number: int, texts: Mapping[str, str], accounts: Mapping[str, ProgressAccount], now: float
 ) -> Stacks:
-    """Return the stacks and the newest collectives of all workers. `now`: on the clock of the pages."""
+    """Return the message with the stacks and the newest collectives of all workers, 64 at most.
+
+    Args:
+        number: of the request.
+        texts: stacks by worker; "" is reported for workers without.
+        accounts: progress of the workers, with their waits in collectives.
+        now: time of the accounts, on the machine's monotonic clock.
+    """
     told: list[WorkerStack] = []
     for worker in list(dict.fromkeys((*accounts, *texts)))[:64]:
         waits = accounts[worker].waits if worker in accounts else ()
@@ -92,7 +104,13 @@ class CoreMeter:
         self._waits = CoreWaits()
 
     def add_to(self, reading: Reading, now: float, *, closely: bool) -> Reading:
-        """Add to a reading how long the main thread was ready without a core; `closely`: and all other threads."""
+        """Return a reading with the seconds for which the main thread was ready to run but had no core.
+
+        Args:
+            reading: progress of this process.
+            now: on the machine's monotonic clock.
+            closely: whether to add these seconds for all other threads, too.
+        """
         threads = {self._pid: thread_clock(self._folder)}
         if closely:
             tasks = f"{self._folder}/task"

@@ -49,10 +49,13 @@ _ONE_GROUP = (
 
 
 def run_script(script: str, module: str = "") -> int:
-    """Run a script as `__main__`; return the exit code. An exception is told to the agent, and to people on stderr.
+    """Run a script as `__main__`, and return the exit code. An exception is reported to the agent, and printed.
+
+    In a worker, training that holdfast does not control is refused, and a crash in native code prints all stacks.
 
     Args:
-        module: the name under which it is found, "" for one that is just a file.
+        script: path of the script.
+        module: the name under which it is found as a module, or "" to run it as a file.
     """
     guard = TrainingGuard()
     if WORKER in os.environ:
@@ -86,13 +89,17 @@ def run_script(script: str, module: str = "") -> int:
 
 
 def _save() -> None:
-    """The script has ended well: where it had left its loop, what that had led to is saved."""
+    """Save the state of a script that left its loop early (`break`) and ended without error, if it has a session."""
     session = ScriptErrorHook.find_installed()
     if session is not None:
         session.save()
 
 
 def _was_ended_by_us(error: HoldfastError, script: str) -> int:
+    """Report an error of holdfast to the agent, and return its exit code.
+
+    After bad input no state is kept. It is printed unless the agent has received it, because all workers find the same.
+    """
     bad_input = error.exit_code == EXIT_BAD_INPUT
     kind = FailureKind.PROCESS_EXIT if bad_input else FailureKind.EXCEPTION
     misused = isinstance(error, StepUseError)
@@ -122,6 +129,7 @@ def _needs_process_group(error: BaseException, script: str) -> int:
 
 
 def _on_system_exit(error: SystemExit, script: str) -> int:
+    """Return the code of `sys.exit`. Report a code other than 0 as final to the agent; after 0, save the state."""
     code = _exit_code(error)
     if code != EXIT_DONE:
         detail = f"the script called sys.exit({code}){_place(error, script)}"
@@ -132,6 +140,7 @@ def _on_system_exit(error: SystemExit, script: str) -> int:
 
 
 def _on_exception(error: BaseException, script: str) -> int:
+    """Print the script's part of the traceback, report the error, and return the exit code (another after Ctrl-C)."""
     error.__traceback__ = _script_part(error.__traceback__, script)
     traceback.print_exception(error)
     sys.stderr.flush()
@@ -142,7 +151,7 @@ def _on_exception(error: BaseException, script: str) -> int:
 
 
 def _exit_code(error: SystemExit) -> int:
-    """Return the exit code of `sys.exit(...)`, as the interpreter computes it."""
+    """Return the exit code of `sys.exit(...)`, as the interpreter computes it. Text is printed, with code 1."""
     if error.code is None or isinstance(error.code, int):
         return (error.code or 0) & 0xFF
     print(error.code, file=sys.stderr, flush=True)
@@ -150,7 +159,7 @@ def _exit_code(error: SystemExit) -> int:
 
 
 def _script_part(trace: TracebackType | None, script: str) -> TracebackType | None:
-    """Drop the frames that lie before the script's own; the whole where it has none (a syntax error)."""
+    """Return a traceback from the script's first frame on, or all of it if the script has none (a syntax error)."""
     part = trace
     while part is not None and part.tb_frame.f_code.co_filename != script:
         part = part.tb_next
@@ -181,7 +190,13 @@ def _error(error: BaseException, script: str) -> ScriptError:
 def _report_and_keep(
     kind: FailureKind, detail: str, exit_code: int, error: ScriptError, *, final: bool = False
 ) -> bool:
-    """Report to the agent, as `_tell`. If a session trains in this process, wait until its state is not needed."""
+    """Report an error to the agent, and return whether the report arrived.
+
+    If a session trains in this process, its state is first kept for the other workers, until it is not needed.
+
+    Args:
+        final: whether another process would end the same way, so that the job ends.
+    """
     session, settings = ScriptErrorHook.find_installed(), WorkerSettings.from_environment(os.environ)
     if session is not None and settings is not None:
         error = session.locate(error)
@@ -201,7 +216,10 @@ def _report_and_keep(
 def _report(
     kind: FailureKind, detail: str, exit_code: int, *, final: bool = False, error: ScriptError | None = None
 ) -> bool:
-    """Report to the agent. Return whether it has received the report."""
+    """Report an error to the agent over a new connection, and return whether it arrived within 5 s.
+
+    Return False if this process is not a worker or the agent is gone. Arguments as for `_report_and_keep`.
+    """
     settings = WorkerSettings.from_environment(os.environ)
     if settings is None:
         return False

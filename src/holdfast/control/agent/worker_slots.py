@@ -47,6 +47,7 @@ class WorkerConnection(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
+        """Call `on_message` for each complete message. Close the connection if the data cannot be decoded."""
         try:
             messages = self._decoder.feed(data)
         except FrameError:
@@ -99,7 +100,7 @@ class ProcessSlot:
         return self.exit_code == -signal.SIGKILL and self.crashed is None
 
     def refill(self, worker: str) -> None:
-        """Make the place for another process."""
+        """Forget the process and everything about it, and reserve the slot for `worker`, or for none ("")."""
         self.forget_process()
         self.worker, self.stacks, self.unit = worker, "", ""
         self.attached, self.hung = False, ""
@@ -107,12 +108,12 @@ class ProcessSlot:
         self.end_number = 0
 
     def fill(self, process: ProcessHandle, stacks: str) -> None:
-        """A process was started here, which writes its stacks to this file."""
+        """Store a process that was started for this slot, and the file to which it writes its stacks."""
         self.handle, self.stacks = process, stacks
         self.oom, self.cores = OomCounter(process.pid), CoreMeter(process.pid)
 
     def forget_process(self) -> None:
-        """Forget the process: it has ended, or is no longer ours."""
+        """Close the handle of the process and its connection. The process itself is not ended."""
         if self.handle is not None:
             self.handle.close()
             self.handle = None
@@ -121,7 +122,15 @@ class ProcessSlot:
             self.connection = None
 
     def describe_end(self, code: int, script: str) -> WorkerDown:
-        """Return how the process ended."""
+        """Return the report of the process's end.
+
+        The cause is that of its last message (`Crashed`), else the reason for which it was killed as hung, else the
+        exit code, with a kill for lack of memory, or an end before the first or the last step.
+
+        Args:
+            code: exit code, negative for a signal, or `UNKNOWN_EXIT`.
+            script: path of the script, for the message.
+        """
         kind, detail, exit_code, final = FailureKind.PROCESS_EXIT, describe_exit(code), code, False
         error = self.crashed.error if self.crashed is not None else None
         if code == -signal.SIGKILL and self.oom is not None and self.oom.has_struck():
@@ -144,10 +153,10 @@ class ProcessSlot:
 
 
 def find_first_to_end(places: Sequence[ProcessSlot], place: ProcessSlot) -> ProcessSlot | None:
-    """Return which place of a unit has ended first, or has said first why it ends; the one asked for if none has.
+    """Return the slot in `place`'s replica group whose worker ended, or reported its end, first; by default `place`.
 
-    Who was killed without a word comes before all that have said why they end: on a busy machine they are heard of
-    first. None: another has ended, and how is not known yet.
+    A killed process without a message precedes those with one, because on a busy machine their messages arrive first.
+    Return None if another process of the group has ended, and its exit code is not known yet.
     """
     mates = [mate for mate in places if place.unit and mate.unit == place.unit]
     if any(mate.has_ended and not mate.end_number for mate in mates if mate is not place):

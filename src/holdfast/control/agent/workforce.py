@@ -47,19 +47,24 @@ class WorkforceOwner(Protocol):
     """Receiver of the workers' messages and ends. Called within the event that caused them."""
 
     def on_worker_message(self, message: WorkerMessage | UnitWord) -> None:
-        """The worker that fills a place has said something."""
+        """Handle a message of a worker that fills a slot."""
         ...
 
     def on_part(self, handed: PartHanded) -> None:
-        """A worker has handed over its part of a checkpoint."""
+        """Handle that a worker has handed over its part of a checkpoint."""
         ...
 
     def on_worker_exit(self, down: WorkerDown, *, clean: bool) -> None:
-        """The process in a place ended, as `down` says; `clean`: with exit code 0, or an unknown one."""
+        """Handle the end of a slot's process.
+
+        Args:
+            down: how it ended.
+            clean: whether its exit code is 0 or unknown.
+        """
         ...
 
     def on_output_lost(self, file: str, why: str) -> None:
-        """A worker's log cannot be written. Any thread."""
+        """Handle that a worker's log cannot be written. Called in any thread."""
         ...
 
 
@@ -105,7 +110,7 @@ class Workforce:
     # ---- calls of the agent ----
 
     async def open(self) -> None:
-        """Listen for workers."""
+        """Listen for workers, and start to read their output if it is printed or logged. No worker is started."""
         loop, settings = asyncio.get_running_loop(), self.settings
         if settings.log_folder:
             os.makedirs(settings.log_folder, exist_ok=True)
@@ -124,7 +129,7 @@ class Workforce:
         self._server = await loop.create_unix_server(self._connection, self.socket_path)
 
     def replace(self, worker: str) -> None:
-        """Replace the process of this worker's slot. The old process is killed, and its end is not reported."""
+        """Start a process for this worker in its slot. The old process is killed, without a report of its end."""
         place = self.places[index_of(worker)]
         if place.handle is not None:
             self._given_up.add(place.handle.pid)
@@ -135,7 +140,10 @@ class Workforce:
         self._start_task(self._start(place, worker))
 
     def pass_on(self, workers: Sequence[str], order: ToWorkerProcess) -> None:
-        """Send an order, or a message of their replica group, to these workers. A worker that is gone is ignored."""
+        """Send an order, or a message of their replica group, to these workers. A worker that is gone is ignored.
+
+        Shared memory is created for a new replica group, and the output relay learns the rank 0 of a plan.
+        """
         if isinstance(order, UnitFormed):
             order = self._map_proposals(order)
         if self._relay is not None and isinstance(order, Begin | Prepare):
@@ -146,7 +154,7 @@ class Workforce:
                 place.connection.send(frame)
 
     def send_signal(self, number: int) -> None:
-        """Signal all workers."""
+        """Send a signal to all worker processes of the node."""
         for place in self.places:
             if place.handle is not None:
                 place.handle.send_signal(number)
@@ -156,7 +164,12 @@ class Workforce:
         return {place.worker for place in self.places if place.handle is not None and is_stopped(place.handle.pid)}
 
     def readings(self, now: float, closely: Collection[str]) -> dict[str, Reading]:
-        """Return where the workers stand, as far as that can be read; `closely`: with all threads of these."""
+        """Return the present activity of each worker that can be read; {} without a progress page.
+
+        Args:
+            now: on the machine's monotonic clock.
+            closely: workers of which all threads are read.
+        """
         if self._page is None:
             return {}
         found: dict[str, Reading] = {}
@@ -167,7 +180,7 @@ class Workforce:
         return found
 
     def accounts(self) -> dict[str, ProgressAccount]:
-        """Return what else is known of their progress."""
+        """Return the totals and newest waits of each worker that can be read; {} without a progress page."""
         if self._page is None:
             return {}
         known = ((place.worker, self._page.read_account(place.index, place.pid)) for place in self.places if place.pid)
@@ -184,13 +197,17 @@ class Workforce:
         )
 
     def read_stacks(self) -> asyncio.Future[dict[str, str]]:
-        """Ask all workers for the stacks of their threads. The answers follow within a moment."""
+        """Ask all workers for the stacks of their threads. Return a future with the answers, by worker."""
         reader = StackReader({place.worker: (place.handle, place.stacks) for place in self.places if place.handle})
         self._stacks_read = asyncio.ensure_future(reader.read())
         return self._stacks_read
 
     def kill_hung(self, worker: str, why: str) -> None:
-        """SIGKILL a worker that hangs, once it has said where."""
+        """SIGKILL a hung worker, once a reading of stacks in progress has ended. Ignored if it is gone.
+
+        Args:
+            why: the reason, for the report of its end.
+        """
         if self._stacks_read is not None and not self._stacks_read.done():
             self._stacks_read.add_done_callback(lambda _: self.kill_hung(worker, why))
             return
@@ -200,7 +217,10 @@ class Workforce:
             place.handle.send_signal(signal.SIGKILL)
 
     async def end(self) -> None:
-        """End the processes: ask, wait a second, kill."""
+        """End the worker processes, and wait for that: with SIGTERM, and after a second with SIGKILL.
+
+        Their ends are not reported.
+        """
         self._closing = True
         alive = [place.handle for place in self.places if place.handle is not None]
         self.send_signal(signal.SIGTERM)
@@ -210,7 +230,10 @@ class Workforce:
         await _wait_for_all(alive, _KILL_GRACE_S)
 
     async def close(self) -> None:
-        """Give everything back; the processes have ended, or end now."""
+        """Kill the remaining processes, and release sockets, shared memory and the zygote.
+
+        Wait up to 2 s for the last output.
+        """
         self._closing = True
         self.send_signal(signal.SIGKILL)
         for page in self._proposals.values():
@@ -235,6 +258,7 @@ class Workforce:
     # ---- the workers' socket ----
 
     def _connection(self) -> WorkerConnection:
+        """Return the protocol for a new connection of a worker, and remember it."""
         connection = WorkerConnection(self._on_message, self._on_lost)
         self._connections.add(connection)
         return connection
@@ -243,6 +267,12 @@ class Workforce:
         return next((place for place in self.places if place.worker == worker), None)
 
     def _on_message(self, connection: WorkerConnection, message: FromWorkerProcess) -> None:
+        """Handle a worker's message, and pass it to the owner.
+
+        `Crashed` is kept for the report of the process's end. `Attach` and `JoinUnit` bind the connection to the slot.
+        `Raised` in a replica group waits, because the end of another worker may be its cause. The connection of an
+        unknown worker is closed.
+        """
         if isinstance(message, PartHanded):
             self._owner.on_part(message)  # Even if its worker is given up by now, the applied steps count.
             return
@@ -265,6 +295,7 @@ class Workforce:
             self._owner.on_worker_message(message)
 
     def _on_lost(self, connection: WorkerConnection) -> None:
+        """Forget an ended connection. If its process has ended, report that now."""
         self._connections.discard(connection)
         for place in self.places:
             if place.connection is connection:
@@ -274,7 +305,10 @@ class Workforce:
     # ---- units ----
 
     def _map_proposals(self, formed: UnitFormed) -> UnitFormed | UnitRefused:
-        """Create the shared memory for the proposals of a new replica group."""
+        """Create the shared memory for the proposals of a new replica group, and record the group of each slot.
+
+        Return the message with the memory's path, or a refusal if there is no memory.
+        """
         try:
             page = self._proposals[formed.unit] = ProposalPage(len(formed.workers))
         except OSError as error:
@@ -290,9 +324,10 @@ class Workforce:
             self._proposals.pop(unit).close()
 
     def _pass_raised(self, place: ProcessSlot, raised: Raised) -> None:
-        """Pass on an exception of a script, unless the end of another worker has caused it.
+        """Pass on a script's exception, unless another worker of its replica group ended first.
 
-        That end is then reported first, and this worker is replaced with it.
+        That end is then reported first, and this worker is replaced with it. While it is open which was first, try
+        again later. Ignored if the worker was replaced.
         """
         if place.worker != raised.worker or self._closing:
             return
@@ -304,7 +339,10 @@ class Workforce:
         asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._pass_raised, place, raised)
 
     def _blame(self, place: ProcessSlot) -> None:
-        """What others of its unit have met is its doing: tell of its end first, and do not wait for it."""
+        """Report a slot's process as the cause of other ends in its replica group.
+
+        If it has sent `Crashed` and still runs, it is killed, and its end is reported at once.
+        """
         if place.exit_code is None and place.handle is not None and place.crashed is not None:
             self._given_up.add(place.handle.pid)
             place.handle.send_signal(signal.SIGKILL)
@@ -314,6 +352,7 @@ class Workforce:
     # ---- processes ----
 
     async def _start(self, place: ProcessSlot, worker: str) -> None:
+        """Fork a process for a slot. Failures are logged, and it is tried again until it succeeds or the agent ends."""
         settings = self.settings
         self._forking += 1
         try:
@@ -348,6 +387,10 @@ class Workforce:
             self._relay.on_ended(worker, failed=failed)
 
     def _on_started(self, place: ProcessSlot, worker: str, pid: int) -> None:
+        """Put a new process into its slot, and handle its end if that is known already.
+
+        If the slot belongs to another worker meanwhile, or the agent ends, the process is killed.
+        """
         handle = ProcessHandle(pid)
         early = self._early_exits.pop(pid, None)
         if place.worker != worker or self._closing:
@@ -381,6 +424,10 @@ class Workforce:
         return f"{self.settings.folder}/{worker.replace('/', '.')}.stacks" if self._page is not None else ""
 
     def _on_exit(self, pid: int, code: int) -> None:
+        """Handle an exit from the zygote. That of a replaced process is ignored.
+
+        An unknown process may just have been forked, so its exit is kept until its start is known.
+        """
         if pid in self._given_up:
             self._given_up.discard(pid)
             return
@@ -391,7 +438,10 @@ class Workforce:
             self._early_exits[pid] = code
 
     def _on_process_end(self, place: ProcessSlot, code: int) -> None:
-        """Handle the end of a process. First its last messages are read from its socket, up to the socket's end."""
+        """Record the end of a process, and report it once its last messages are read, up to its socket's end.
+
+        If it is still connected, or ended with 0 before it attached, the report waits `_LAST_WORDS_S` at most.
+        """
         place.exit_code, place.end_number = code, place.end_number or next(self._ends)
         if place.connection is None and (code or place.attached):
             self._report_exit(place, place.worker)
@@ -400,6 +450,11 @@ class Workforce:
         asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._report_exit, place, place.worker)
 
     def _report_exit(self, place: ProcessSlot, worker: str) -> None:
+        """Report the end of a worker to the owner, and empty its slot. Ignored if it runs or was reported.
+
+        If another worker of its replica group ended first, that end is reported before this one. The report waits while
+        that is not known.
+        """
         if place.worker == worker and place.exit_code is not None:
             if (first := find_first_to_end(self.places, place)) is not place:
                 if first is not None:
@@ -414,6 +469,7 @@ class Workforce:
                 self._owner.on_worker_exit(down, clean=code in (EXIT_DONE, UNKNOWN_EXIT))
 
     def _on_zygote_lost(self) -> None:
+        """Wait for the ends of the running workers directly, because the zygote no longer reports them."""
         if self._closing:
             return
         _log.warning("the zygote is gone; another will be started when it is needed")
@@ -431,7 +487,7 @@ class Workforce:
 
 
 def _page_for(settings: AgentSettings) -> ProgressPage | None:
-    """Make a page of progress, if it is wanted; without one, training goes on unwatched."""
+    """Return a new progress page, or None if the job is not watched, or, with a warning, if there is no memory."""
     if not settings.spec.experiments.watch:
         return None
     try:
@@ -442,6 +498,7 @@ def _page_for(settings: AgentSettings) -> ProgressPage | None:
 
 
 async def _wait_for_all(handles: list[ProcessHandle], timeout_s: float) -> None:
+    """Wait until all processes have ended, or until the timeout."""
     waits = [asyncio.ensure_future(handle.wait_ended()) for handle in handles]
     if not waits:
         return

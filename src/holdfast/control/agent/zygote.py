@@ -50,7 +50,7 @@ class _Requester:
         self.streams: list[int] = []
 
     def receive(self) -> bytes:
-        """Return received bytes, or b"" at the end."""
+        """Return received bytes, or b"" at the end. The first call also receives the descriptors (`streams`)."""
         if self.streams:
             return self.connection.recv(_CHUNK)
         data, self.streams, _, _ = socket.recv_fds(self.connection, _CHUNK, _MOST)
@@ -63,6 +63,7 @@ class _Requester:
         del self.streams[_STREAMS:]
 
     def close(self) -> None:
+        """Close the connection, and the descriptors that came over it."""
         self.connection.close()
         for stream in self.streams:
             os.close(stream)
@@ -85,7 +86,10 @@ class Zygote:
         self._selector.register(lifeline, selectors.EVENT_READ, None)
 
     def serve(self) -> Fork | None:
-        """Serve until the lifeline ends (None), or become a worker (its Fork)."""
+        """Accept requesters, fork for them, and report the exits of the children.
+
+        Return None at the end of the lifeline, once all children are killed; in a forked child, return its request.
+        """
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj == self._lifeline:
@@ -102,12 +106,17 @@ class Zygote:
                         return fork
 
     def _accept(self) -> None:
+        """Accept a connection, and wait for its requests."""
         connection, _ = self._listener.accept()
         requester = _Requester(connection)
         self._requesters.append(requester)
         self._selector.register(connection, selectors.EVENT_READ, requester)
 
     def _on_request(self, requester: _Requester) -> Fork | None:
+        """Read from a requester, and fork for each request. In a forked child return its request, else None.
+
+        A requester is dropped at the end of its connection, or if that is broken.
+        """
         if requester not in self._requesters:
             return None  # dropped while this event was under way
         try:
@@ -126,7 +135,11 @@ class Zygote:
         return None
 
     def _fork(self, requester: _Requester, fork: Fork) -> bool:
-        """Fork; True in the child."""
+        """Fork a process for a request, and send its pid, or why there is none, to the requester.
+
+        Return True in the child, which has the requester's stdout and stderr, and nothing of the zygote's. A child that
+        runs a module ends with the zygote.
+        """
         mine = os.getpid()
         try:
             pid = os.fork()
@@ -149,6 +162,7 @@ class Zygote:
         return False
 
     def _reap(self, pidfd: int) -> None:
+        """Reap an ended child, and send its exit code to the requester."""
         pid, requester = self._children.pop(pidfd)
         self._selector.unregister(pidfd)
         os.close(pidfd)
@@ -156,6 +170,7 @@ class Zygote:
         self._reply(requester, Exited(pid=pid, code=os.waitstatus_to_exitcode(status)))
 
     def _reply(self, requester: _Requester, reply: ZygoteReply) -> None:
+        """Send a reply, unless the requester was dropped. If that fails, drop it now."""
         if requester not in self._requesters:
             return
         try:
@@ -164,7 +179,10 @@ class Zygote:
             self._drop(requester)
 
     def _drop(self, requester: _Requester) -> None:
-        """An agent's death is its node's death: its workers end too, stopped ones included."""
+        """Close a requester's connection, and SIGKILL the processes that were forked for it.
+
+        If an agent dies, its workers must end, too, so that the whole node is gone.
+        """
         if requester not in self._requesters:
             return
         self._requesters.remove(requester)
@@ -179,7 +197,7 @@ class Zygote:
             self._drop(requester)
 
     def _forget_everything(self) -> None:
-        """In the child: close what belongs to the zygote."""
+        """Close all descriptors of the zygote, in a forked child."""
         self._selector.close()
         self._listener.close()
         os.close(self._lifeline)
@@ -206,7 +224,11 @@ def preload(names: list[str]) -> None:
 
 
 def set_up_child(fork: Fork) -> None:
-    """Make a forked child equal to a newly started process."""
+    """Make a forked child equal to a newly started process.
+
+    It gets its own process group, default signal handlers, no stdin, the requested output files, environment, working
+    directory and arguments, and newly seeded random generators.
+    """
     os.setpgid(0, 0)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
@@ -244,7 +266,10 @@ def reseed() -> None:
 
 
 def main() -> int:
-    """Run the zygote; in a forked child, run the worker's script, or the module that was asked for."""
+    """Run the zygote, or with `--mould` the process template that forks zygotes; return 0 at the end of its lifeline.
+
+    A forked child runs the worker's script, or the requested module, and does not return.
+    """
     parser = argparse.ArgumentParser(prog="python -m holdfast.control.agent.zygote", description=__doc__)
     way = parser.add_mutually_exclusive_group(required=True)
     way.add_argument("--listen-fd", type=int, help="a listening Unix socket, inherited")

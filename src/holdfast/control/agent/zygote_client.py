@@ -30,7 +30,7 @@ class ZygoteClient(asyncio.Protocol):
     async def connect(
         cls, socket_path: str, on_exit: Callable[[int, int], None], on_lost: Callable[[], None]
     ) -> ZygoteClient:
-        """Connect.
+        """Connect to a zygote, and pass it this process's stdout and stderr for its children. See the class.
 
         Raises:
             OSError: no zygote listens there.
@@ -93,6 +93,7 @@ class ZygoteClient(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
+        """Handle the replies in received data. Abort the connection if they cannot be decoded."""
         try:
             replies = self._decoder.feed(data)
         except FrameError:
@@ -103,6 +104,7 @@ class ZygoteClient(asyncio.Protocol):
             self._on_reply(reply)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Let all waiting `fork` calls raise ZygoteLostError, and call `on_lost`."""
         for answer in self._waiting.values():
             if not answer.done():
                 answer.set_exception(ZygoteLostError("the zygote ended"))
@@ -110,6 +112,7 @@ class ZygoteClient(asyncio.Protocol):
         self._on_lost()
 
     def _on_reply(self, reply: ZygoteReply) -> None:
+        """Call `on_exit` for an exit. An answer to a request completes its `fork` call, with the pid or an error."""
         if isinstance(reply, Exited):
             self._on_exit(reply.pid, reply.code)
             return
@@ -150,7 +153,9 @@ class ZygoteSupply:
         self.path = ""
 
     async def get(self) -> ZygoteClient:
-        """Return a connected zygote.
+        """Return the connected zygote, after connecting to the shared one, or to one that is started now.
+
+        If the shared one cannot be reached, it is never tried again.
 
         Raises:
             OSError: none can be started.
@@ -176,6 +181,7 @@ class ZygoteSupply:
             self._own = None
 
     async def _start(self) -> ZygoteClient:
+        """End an earlier zygote of this agent, start another, and connect to it. Raises OSError if that fails."""
         if self._own is not None:
             await end_all([self._own], grace_s=1.0)
             self._own.reap()
@@ -186,6 +192,7 @@ class ZygoteSupply:
         return await ZygoteClient.connect(path, self._on_exit, self._forget_client)
 
     def _forget_client(self) -> None:
+        """Forget a lost zygote, and call `on_lost`. Ignored after `close`."""
         if self._client is not None:
             self._client = None
             self._on_lost()

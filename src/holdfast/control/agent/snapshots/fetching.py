@@ -52,7 +52,7 @@ class SnapshotFetcher:
         self._log = CountedLog(logger, time.monotonic)
 
     def set_wanted(self, wanted: Sequence[WantedPart]) -> None:
-        """Replace the wanted parts. A transfer in progress is finished; if it is not wanted, it is dropped later."""
+        """Replace the wanted parts, and start the thread if necessary. A transfer in progress is not interrupted."""
         with self._changed:
             self._wanted = sorted(wanted, key=lambda one: one.snapshot.key, reverse=True)
             known = {one.snapshot for one in wanted}
@@ -74,6 +74,10 @@ class SnapshotFetcher:
         self._log.flush(everything=True)
 
     def _run(self) -> None:
+        """Fetch the wanted parts one after the other until `close`, and call `on_part` for each.
+
+        A part that cannot be fetched is tried again after the others, at most `TRIES` times, with a warning each time.
+        """
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._wanted or self._closed)
@@ -94,6 +98,11 @@ class SnapshotFetcher:
             self._log.flush()
 
     def _fetch(self, one: WantedPart) -> None:
+        """Fetch a part from its node into the folder. If that fails, its memory is released.
+
+        Raises:
+            OSError, DamagedPartError: the node is unreachable or its part damaged, there is no memory, or `close`.
+        """
         reader = RemotePart(one.keeper, self._key(), one.snapshot, self._job)
         with self._changed:
             self._reader = reader
@@ -111,9 +120,11 @@ class SnapshotFetcher:
             reader.close()
 
     def _read(self, reader: PartReader, part: PartWriter) -> None:
+        """Read a part's body into memory, at `rate` bytes per second at most. Raises OSError on `close`."""
         begun = time.monotonic()
 
         def target(start: int, length: int) -> list[memoryview]:
+            """Wait until the rate allows the next chunk, and return the memory for it."""
             ahead_s = start / self._rate - (time.monotonic() - begun)
             with self._changed:
                 if self._changed.wait_for(lambda: self._closed, timeout=max(0.0, ahead_s)):

@@ -59,7 +59,7 @@ def find_abandoned_snapshots(snapshot_dir: str) -> str:
 
 
 def remove_snapshots(settings: AgentSettings) -> None:
-    """The job has ended on this node, and its agent is gone: leave nothing of it, however the agent ended."""
+    """Remove a node's parts of snapshots after the end of the job and of its agent."""
     shutil.rmtree(snapshot_folder(settings, always=True), ignore_errors=True)
 
 
@@ -70,7 +70,7 @@ class SnapshotKeeper:
         """Hold nothing yet.
 
         Args:
-            on_part: a copy of another node's part lies whole in the folder.
+            on_part: called in the event loop once a copy of another node's part is complete.
         """
         self._host, self._job = settings.advertise, settings.spec.name
         self._usual = bool(settings.spec.checkpoint.snapshot_every)
@@ -83,7 +83,10 @@ class SnapshotKeeper:
         self._fetching: SnapshotFetcher | None = None
 
     def open(self, *, always: bool = False) -> NodeSnapshots | None:
-        """Find parts of an earlier agent, and admit readers. Return None if this node keeps no parts.
+        """Lock the folder and serve its parts. Return the address for readers, with the parts of an earlier agent.
+
+        Folders that other agents have abandoned are removed. Return None if the job takes no regular snapshots, or,
+        with a warning, if the folder or a port cannot be used.
 
         Args:
             always: also if the job takes no regular snapshots.
@@ -108,16 +111,20 @@ class SnapshotKeeper:
         return NodeSnapshots(host=self._host, port=port, parts=tuple(parts))
 
     def admit(self, key: bytes) -> None:
-        """Whoever knows this may read."""
+        """Set the secret that readers must know. Before the first call, no reader is admitted."""
         self._key = key
 
     def fetch(self, wanted: Sequence[WantedPart]) -> None:
-        """Fetch these parts, and no others."""
+        """Fetch these parts of other nodes, instead of those of the last call. Ignored if `open` returned None."""
         if self._fetching is not None:
             self._fetching.set_wanted(wanted)
 
     def forget(self, parts: Sequence[SnapshotPart], why: str = "") -> None:
-        """Give their memory back. `why`: "" where newer ones take their place."""
+        """Remove these parts, and unfinished files of ended processes.
+
+        Args:
+            why: the reason, for a warning; "" if newer parts replace these.
+        """
         if why:
             _log.warning("%s of snapshots dropped: %s", f"{len(parts)} part{'s' * (len(parts) > 1)}", why)
         for part in parts:
@@ -125,7 +132,11 @@ class SnapshotKeeper:
         remove_abandoned(self._folder)
 
     async def close(self, *, remove: bool) -> None:
-        """Stop serving. `remove`: the job has ended here, so remove its parts."""
+        """Stop fetching and serving, and unlock the folder.
+
+        Args:
+            remove: whether to remove the folder, because the job has ended here.
+        """
         if self._fetching is not None:
             await asyncio.to_thread(self._fetching.close)
             self._fetching = None
@@ -144,7 +155,7 @@ def _log_removed(path: Path, why: str) -> None:
 
 
 def _make_and_lock(folder: Path) -> int:
-    """Make a folder, and lock it for this agent.
+    """Make a folder if it does not exist, and lock it for this agent. Return the descriptor that holds the lock.
 
     Another process that removes abandoned folders may lock and remove it at any time before this one has locked it. So
     this is tried several times.
@@ -161,7 +172,7 @@ def _make_and_lock(folder: Path) -> int:
 
 
 def _sweep(base: str) -> None:
-    """Remove what killed agents have left: that of launched jobs at once, other agents' after `LEFT_S`."""
+    """Remove the folders of killed agents in `base`: those of launched jobs at once, others after `LEFT_S` seconds."""
     remove_abandoned_folders(find_abandoned_snapshots(base))
     remove_abandoned_folders(f"{glob.escape(base)}/{_HEAD}{os.getuid()}-*", older_s=LEFT_S)
 

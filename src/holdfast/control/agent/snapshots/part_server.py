@@ -62,6 +62,12 @@ class SnapshotServer:
         self._reception.close()
 
     def _serve(self, connection: socket.socket) -> None:
+        """Let a reader and this server prove to each other that they know the key, and answer the reader's request.
+
+        Raises:
+            TransferError: there is no key yet, the reader does not know it or breaks the protocol, or there are
+                `MAX_READERS` already.
+        """
         wire, key = Wire(connection), self._key()
         hello = wire.read(len(MAGIC) + NONCE)
         if not hello.startswith(MAGIC) or not key:
@@ -84,6 +90,12 @@ class SnapshotServer:
             self._readers.release()
 
     def _answer(self, connection: socket.socket, wire: Wire, request: bytes, key: bytes, nonces: bytes) -> None:
+        """Send the header and manifest of the requested part, then the chunks that the reader chooses by number.
+
+        Raises:
+            TransferError: the part is missing or damaged, which the reader is told by an empty header; or there is no
+                such chunk.
+        """
         try:
             asked = msgspec.msgpack.decode(request, type=SnapshotPart)
             stored = StoredPart(part_path(self._folder, asked), self._job)
@@ -108,7 +120,7 @@ class SnapshotServer:
 
 
 def _send(connection: socket.socket, file: int, at: int, nbytes: int) -> None:
-    """Send a range of a file as it lies there."""
+    """Send `nbytes` bytes of a file from offset `at`. Raises TransferError if the file ends before."""
     end = at + nbytes
     while at < end:
         count = os.sendfile(connection.fileno(), file, at, end - at)
