@@ -241,7 +241,10 @@ class Evaluator:
         return find_first_holders([intersect_bits([share.bits for share in unit]) for unit in units], evaluation.shards)
 
     def _measure_shard(self, evaluation: ModelEvaluation, shard: int) -> ShardResult:
-        """Seed the random generators for a shard, fetch its batch, and return the script's result for it."""
+        """Return the script's result for a shard, with its number of samples.
+
+        Seeds the random generators by step and shard, fetches the batch to the device, and prepares the experts for it.
+        """
         workload = self._workload
         seed_micro_batch(workload.seed ^ _EVALUATING, self._step, shard)
         batch = move_to_device(evaluation.fetch(self._step, shard), workload.loader.device)

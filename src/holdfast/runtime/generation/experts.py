@@ -37,8 +37,9 @@ class SessionExperts:
     def move_experts(self, resources: Resources, plan: GenerationPlan, groups: Groups) -> bool:
         """Bind the experts to a generation's groups, and move those that this worker will host to it.
 
-        If the plan moves them during a step, only the placement is prepared here. The bytes and seconds are added to
-        `resources`. An interrupted or corrupt transfer is reported as a failure.
+        If the plan moves them during a step, only the placement is prepared here. Bytes and seconds are stored in
+        `resources`. An interrupted or corrupt transfer, or a later exchange of tokens that fails, is reported as a
+        failure.
 
         Returns:
             False if the generation is over, or has to end because the move failed.

@@ -228,8 +228,8 @@ class SharedContext:
         """Report a failure to the coordinator, unless it is of a generation that is over.
 
         Args:
-            probe: whether to find out first which members are unreachable. Then the report waits
-                up to `CONNECT_S` for a Stop, because a member that is cut off notices it later than the others.
+            probe: whether to find out first which members are unreachable. Then the report waits up to `CONNECT_S` for
+                a Stop, because a member that is cut off notices it later than the others.
         """
         with self.changed:
             probing = probe and self.machine.on_wait_timeout(generation)

@@ -77,8 +77,9 @@ class Attempt:
     def micro_batches(self) -> Iterator[int]:
         """Yield the micro-batches to compute, each as it starts; then serve the experts for ranks that have more.
 
-        Those already summed are left out. Ends early, with `complete` False, if the generation ends or is frozen, or if
-        an exchange of tokens fails.
+        Those already summed are left out. After each one, its count of operations is sent if asked, and its note is
+        kept. Ends early, with `complete` False, if the generation ends or is frozen, or if an exchange of tokens fails.
+        Injects due faults.
         """
         progress = self._shared.progress
         for micro_batch in self._compute.micro_batches:

@@ -259,7 +259,7 @@ class GenerationEntry:
         return self._shared.agree(adoption(generation), lambda: self._shared.machine.is_adoption_wanted(generation))
 
     def _report_refused_state(self, receipt: StateReceiver, error: Exception) -> None:
-        """Report a received state that was refused, with its senders, and wait for the Stop of the generation."""
+        """Report a received state that was refused, and the failed senders; wait for the Stop of the generation."""
         generation = receipt.ticket.plan.generation
         self._shared.report_failure(
             generation, f"the state from {receipt.sender} was refused: {error}", receipt.failed_senders

@@ -14,7 +14,11 @@ if TYPE_CHECKING:
 
 
 def register_fault_handlers(faults: Faults, shared: SharedContext, state: TrainingState) -> None:
-    """Register the session's handlers of the faults hold, drop and corrupt."""
+    """Register the session's handlers of three injected faults.
+
+    hold blocks until the generation is over, drop breaks the connections to peers, and corrupt flips a bit of the
+    state.
+    """
 
     def hold() -> None:
         """Block the training thread until the generation is over."""

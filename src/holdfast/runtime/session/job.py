@@ -424,8 +424,8 @@ class Job:
     def _open_session(self, workload: Workload) -> Session:
         """Create the session, announce this worker, and handle the script's later errors.
 
-        Without an agent, a `SoloLink` answers instead of the coordinator. With a layout, the replicated state is
-        compared between the ranks first.
+        Without an agent, a `SoloLink` answers instead of the coordinator. The `TrainingGuard` is removed. With a
+        layout, the replicated state is compared between the ranks first.
         """
         settings = self._settings
         if self._spread is not None:

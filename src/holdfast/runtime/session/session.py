@@ -272,7 +272,7 @@ class Session:
         return done
 
     def start_attempt(self, compute: Compute, generation: int) -> Attempt:
-        """Start an attempt at the step that `next_compute` returned."""
+        """Start an attempt at the step that `next_compute` returned, and keep it to locate errors of the script."""
         parts = self._shared, self.workload, self._faults, self._applier.apply_step
         self._attempt = Attempt(*parts, compute, generation, self._await_experts, self._saver)
         return self._attempt

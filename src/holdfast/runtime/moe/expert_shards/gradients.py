@@ -157,6 +157,8 @@ class ExpertGradients:
     def all_gather(self, comm: Communicator, factor: float) -> None:
         """Multiply the shards by `factor`, and send each to all hosts of its expert. All ranks must call it.
 
+        Afterwards the reduced gradients are complete on all hosts, and equal in every bit.
+
         Raises:
             HaltedError, PeerLostError: abandoned or failed. The local gradients are intact, the reduced ones lost.
         """

@@ -204,7 +204,10 @@ def _gather_specs(
 
 
 def _split_into_waves(moves: Sequence[Move], specs: Sequence[LayerSpec], most: int) -> Iterator[list[Move]]:
-    """Split the moves, in order, into waves that a rank sends or receives at most `most` bytes in, or one move."""
+    """Yield the moves, in order, in waves: in each, a rank sends and receives at most `most` bytes.
+
+    A single move that is larger is a wave of its own.
+    """
     wave: list[Move] = []
     load: dict[tuple[str, int], int] = {}
     for move in moves:
@@ -246,7 +249,7 @@ def _send_wave(
 
 
 def _pack(buffer: torch.Tensor, offset: int, shards: ExpertShards, layer: int, expert: int, spec: LayerSpec) -> int:
-    """Write one expert's rows and their checksum; return the offset of the next expert."""
+    """Write one expert's rows and their checksum at `offset`, padded to alignment; return the next expert's offset."""
     start = offset
     for row in spec.rows:
         data = shards.row(layer, expert, row).reshape(-1).view(torch.uint8)

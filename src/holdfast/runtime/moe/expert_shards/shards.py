@@ -215,7 +215,10 @@ def replace_data(weight: nn.Parameter, data: torch.Tensor) -> None:
 
 
 def _assign_rows(old: tuple[int, ...], wanted: Sequence[int], rows: int) -> tuple[int, ...]:
-    """Return the expert of each row: experts that stay keep their row if it still exists, others fill free rows."""
+    """Return the expert of each row, -1 for none, if the `wanted` experts get this many rows.
+
+    Experts that stay keep their row if it still exists, others fill free rows in order.
+    """
     keep = [expert if expert in wanted else -1 for expert in old[:rows]]
     keep += [-1] * (rows - len(keep))
     newcomers = iter([expert for expert in wanted if expert not in keep])

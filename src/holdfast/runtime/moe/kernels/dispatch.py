@@ -76,7 +76,7 @@ def plan_dispatch(
 
 
 def invert_order(order: IntArray) -> IntArray:
-    """Return the permutation that undoes one."""
+    """Return the inverse of a permutation `(A,)`: `inverse[order[a]]` is a."""
     undone = np.empty_like(order)
     undone[order] = np.arange(order.size, dtype=np.int64)
     return undone

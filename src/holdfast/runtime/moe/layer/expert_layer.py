@@ -132,7 +132,7 @@ class ExpertLayer(nn.Module):
         scheme: DispatchScheme | None = None,
         kernels: TokenKernels | None = None,
     ) -> None:
-        """Use another group. The experts must already be on this rank (`shards.py`, `migrate.py`).
+        """Use another group and placement from now on. The experts must be on this rank (`shards.py`, `migrate.py`).
 
         Args:
             channel: the group, and the state that all layers of the model share.

@@ -51,10 +51,10 @@ class SpreadModel:
         return self._replica.rename_dimensions(dimensions)
 
     def configure_model(self, model: object) -> ReplicaPosition:
-        """Check that a model is distributed as the layout says, and configure it.
+        """Check that a model is distributed as the layout says, and configure it; other objects are refused later.
 
-        FSDP2 sums gradients without a division. Ranks with the same samples split the tokens of the experts between
-        them.
+        FSDP2 then sums gradients without a division, and ranks with the same samples split the tokens of the experts
+        between them.
 
         Returns:
             Which part of the model this rank holds.
