@@ -43,12 +43,12 @@ def load_tensors(
     filling = BoxReader(tensors, parts or {})
     for file in files:
         if file.name.endswith(SUFFIX):
-            called = f"{checkpoint}/{file.name}"
+            file_name = f"{checkpoint}/{file.name}"
             try:
                 with open_verified(storage, checkpoint, file) as stream:
-                    filling.read_file(stream, called, file.bytes)
+                    filling.read_file(stream, file_name, file.bytes)
             except OSError as error:
-                raise DamagedCheckpointError(f"{called} cannot be read: {error_text(error)}") from None
+                raise DamagedCheckpointError(f"{file_name} cannot be read: {error_text(error)}") from None
     if lacking := filling.missing_tensor:
         raise DamagedCheckpointError(f"{checkpoint} does not hold all of {lacking}, once")
 
@@ -98,20 +98,20 @@ class BoxReader:
         """The name of a tensor of which some elements were missing or present twice, or ""."""
         return next((name for name in self._found if not cover_exactly(self._found[name], self._parts[name].whole)), "")
 
-    def read_file(self, stream: BinaryIO, called: str, size: int) -> None:
+    def read_file(self, stream: BinaryIO, file_name: str, size: int) -> None:
         """Read the wanted pieces of one file into the tensors.
 
         Args:
-            called: its name in messages.
+            file_name: its name in messages.
             size: its bytes.
 
         Raises:
             DamagedCheckpointError: its header is malformed, or a piece does not belong to its tensor.
         """
-        pieces, start = read_header(stream, size, called)
-        self.read_pieces(stream, called, pieces, start)
+        pieces, start = read_header(stream, size, file_name)
+        self.read_pieces(stream, file_name, pieces, start)
 
-    def byte_ranges(self, called: str, pieces: Iterable[StoredPiece]) -> list[tuple[int, int]]:
+    def byte_ranges(self, file_name: str, pieces: Iterable[StoredPiece]) -> list[tuple[int, int]]:
         """Return start, from the first piece, and length of each range that `read_pieces` would read, in bytes. Pieces
         of unknown tensors, and of other local parts, are left out.
 
@@ -122,17 +122,17 @@ class BoxReader:
         for piece in pieces:
             tensor, part = self._tensors.get(piece.name), self._parts.get(piece.name)
             if tensor is not None and part is not None:
-                box = _check_piece(called, piece, tensor, part.whole)
+                box = _check_piece(file_name, piece, tensor, part.whole)
                 if wanted := box.intersect(part.box):
                     start, rows = _overlapping_rows(box, wanted)
                     found.append((piece.begin + start * tensor.itemsize, rows.size * tensor.itemsize))
         return found
 
-    def read_pieces(self, stream: SeekableBytes, called: str, pieces: Iterable[StoredPiece], start: int) -> None:
+    def read_pieces(self, stream: SeekableBytes, file_name: str, pieces: Iterable[StoredPiece], start: int) -> None:
         """Read the wanted parts of these pieces into the tensors; pieces of unknown tensors are ignored.
 
         Args:
-            called: the file's name in messages.
+            file_name: the file's name in messages.
             start: offset of the first piece in the stream.
 
         Raises:
@@ -142,13 +142,13 @@ class BoxReader:
             if piece.name not in self._tensors:
                 continue
             tensor, part = self._tensors[piece.name], self._parts[piece.name]
-            box = _check_piece(called, piece, tensor, part.whole)
+            box = _check_piece(file_name, piece, tensor, part.whole)
             self._found[piece.name].append(box)
             if wanted := box.intersect(part.box):
                 _read_box(stream, start + piece.begin, box, tensor[wanted.slices_in(part.box)], wanted)
 
 
-def _check_piece(called: str, piece: StoredPiece, tensor: torch.Tensor, whole: tuple[int, ...]) -> Box:
+def _check_piece(file_name: str, piece: StoredPiece, tensor: torch.Tensor, whole: tuple[int, ...]) -> Box:
     """Return which box of a tensor's elements a piece in a file has.
 
     Args:
@@ -163,7 +163,7 @@ def _check_piece(called: str, piece: StoredPiece, tensor: torch.Tensor, whole: t
     if not fits or piece.whole not in ((), shape):
         of_whole = f" of {piece.whole}" if piece.whole else ""
         raise DamagedCheckpointError(
-            f"{called}: {piece.name} is {piece.code} {box.shape} at {box.offset}{of_whole}, not of {code} {shape}"
+            f"{file_name}: {piece.name} is {piece.code} {box.shape} at {box.offset}{of_whole}, not of {code} {shape}"
         )
     return Box(box.offset[: len(whole)], box.shape[: len(whole)])
 

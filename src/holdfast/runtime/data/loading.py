@@ -94,7 +94,7 @@ class MicroBatchLoader:
         if self._pool is not None:
             self._upcoming, self._ahead = takewhile(self._is_needed, coming), deque()
             self._extend_ahead(self._pool)
-            self._start_step(self._pool)
+            self._choose_own_fetch(self._pool)
             self._request_ahead(self._pool)
 
     def load(self, step: int, micro_batch: int) -> Any:
@@ -106,7 +106,7 @@ class MicroBatchLoader:
             HoldfastError: loader workers die of it.
         """
         self.order.check_micro_batch(step, micro_batch)
-        fetched = self._data.on_fetched(step, micro_batch, self._fetch_by_pool(step, micro_batch))
+        fetched = self._data.on_fetched(step, micro_batch, self._fetch_part(step, micro_batch))
         if self._parts > 1 and not self._data.has_indices:
             fetched = slice_batch(fetched, self._part, self._parts, self.order.micro_batch)
         return move_to_device(fetched, self.device, pin=self._pins)
@@ -125,7 +125,7 @@ class MicroBatchLoader:
             self._pool.close()
             self._pool = None
 
-    def _fetch_by_pool(self, step: int, micro_batch: int) -> Any:
+    def _fetch_part(self, step: int, micro_batch: int) -> Any:
         """Return a micro-batch from a loader worker, and request the next ones. It is fetched here without loader
         workers, while none is ready, and if it is the first one of a step that was not requested in time.
         """
@@ -158,7 +158,7 @@ class MicroBatchLoader:
         each = self.order.micro_batch // self._parts
         return argument[self._part * each : (self._part + 1) * each]
 
-    def _start_step(self, pool: LoaderPool) -> None:
+    def _choose_own_fetch(self, pool: LoaderPool) -> None:
         """Decide whether this process fetches the first micro-batch of a step itself.
 
         If it was not requested, it is needed at once, and loader workers may be busy. But in a repeated step they fetch

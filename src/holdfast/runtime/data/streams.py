@@ -182,14 +182,14 @@ class StreamFetcher:
         """Return the state for pickling, without the open streams."""
         return {**self.__dict__, "_streams": {}}
 
-    def __call__(self, step: int, micro_batch: int, standing: StreamPosition) -> Fetched:
-        """Return a stream's micro-batch of a step, with the state after it. If the stream is not open here at a usable
-        position, it is opened at `standing`; micro-batches before `step` are read and dropped.
+    def __call__(self, step: int, micro_batch: int, position: StreamPosition) -> Fetched:
+        """Return a stream's micro-batch of a step, with the state after it. If the stream is not open here near
+        that step, it is opened again at `position`; micro-batches before `step` are read and dropped.
         """
         passes = self._streams.pop(micro_batch, None)
-        if passes is None or not standing.at <= passes.at < step:
+        if passes is None or not position.at <= passes.at < step:
             name = f"the stream of micro-batch {micro_batch}"
-            passes = _Passes(lambda: self._stream.open(micro_batch, self._micro_batches), name, *_as_pair(standing))
+            passes = _Passes(lambda: self._stream.open(micro_batch, self._micro_batches), name, *_as_pair(position))
         stream, batch = self._stream, None
         while passes.at < step:
             batch = stream.next_batch(passes) if isinstance(stream, Shards) else next(passes)
@@ -251,7 +251,7 @@ class StreamedData(JobData, NoteSource):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the positions of all streams."""
-        return {"at": self._at, "states": [standing.state for standing in self._positions]}
+        return {"at": self._at, "states": [position.state for position in self._positions]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the positions of all streams; one without a state is read from its beginning.
@@ -266,5 +266,5 @@ class StreamedData(JobData, NoteSource):
         self._positions = [StreamPosition(self._at, one) if one else StreamPosition(0, b"") for one in states]
 
 
-def _as_pair(standing: StreamPosition) -> tuple[int, bytes]:
-    return standing.at, standing.state
+def _as_pair(position: StreamPosition) -> tuple[int, bytes]:
+    return position.at, position.state

@@ -52,17 +52,17 @@ def find_box(name: str, tensor: torch.Tensor, place: ReplicaPosition) -> Box:
 
 
 def find_box_like(
-    shape: Sequence[int], cuts: Mapping[str, int | None], beside: torch.Tensor, place: ReplicaPosition
+    shape: Sequence[int], cuts: Mapping[str, int | None], like: torch.Tensor, place: ReplicaPosition
 ) -> Box:
     """Return which part of a tensor of this whole shape this rank would hold, if it is sharded over the mesh of another
     tensor.
 
     Args:
         cuts: for each dimension of that mesh, by its name there, the sharded axis; None: not sharded.
-        beside: the other tensor, a DTensor.
+        like: the other tensor, a DTensor.
         place: this worker's position in its replica group.
     """
-    box, untyped = Box.of_whole(shape), cast(Any, beside)
+    box, untyped = Box.of_whole(shape), cast(Any, like)
     for cut, axis in zip(cuts.values(), layout_dimensions(untyped.device_mesh), strict=True):
         box = _cut_box(box, cut, axis, place) if cut is not None else box
     return box
