@@ -117,7 +117,9 @@ def localize_manifest(
 
 
 def _placement_on_mesh(spec: TensorSpec, other: torch.Tensor) -> TensorPlacement:
-    """Return a tensor's placement on the mesh of another one: its own if the mesh is the same, else replicated."""
+    """Return a tensor's placement on the mesh of another one, with its whole shape: its own if that mesh has the same
+    dimensions, else replicated along all of them.
+    """
     names: tuple[str, ...] = cast(Any, other).device_mesh.mesh_dim_names or ()
     cuts = parse_cuts(spec.placed) or {}
     whole = ", ".join(f"{name} R" for name in names)

@@ -198,7 +198,7 @@ def stored_type(dtype: torch.dtype, shape: Sequence[int]) -> tuple[str, tuple[in
 
 def to_stored(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor as stored in files: itself, or bytes with one more dimension if the format does not support its
-    dtype. Those of a contiguous tensor share its memory.
+    dtype. The memory of a contiguous tensor is shared.
     """
     if str(tensor.dtype).removeprefix("torch.") in CODES:
         return tensor

@@ -299,8 +299,8 @@ class CheckpointSaver:
         *,
         first: bool,
     ) -> int:
-        """Load a checkpoint as `load_checkpoint`, and its experts; return its step. Errors are those of
-        `load_checkpoint` and `load_experts`; a NaN in an intact checkpoint counts as damage.
+        """Load a checkpoint as `load_checkpoint`, and its experts as `load_experts`, with their errors; return its
+        step. A NaN in an intact checkpoint counts as damage.
 
         Args:
             experts: of this worker.

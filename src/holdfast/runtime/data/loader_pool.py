@@ -201,8 +201,8 @@ class LoaderPool:
         )
 
     def _receive_messages(self, *, wait: bool) -> None:
-        """Handle all messages of the loader workers, and replace those that died; with `wait`, block until there is
-        one.
+        """Handle all messages of the loader workers, and replace dead ones; with `wait`, block until there is a message
+        or a death.
         """
         poll = select.poll()
         for worker in self._workers:

@@ -298,8 +298,8 @@ def slice_batch(batch: Any, part: int, parts: int, samples: int) -> Any:
 
 
 def move_to_device(batch: Any, device: torch.device, *, pin: bool = False) -> Any:
-    """Return a batch with all tensors inside nested lists, tuples and dicts on the device; other values are unchanged.
-    Copies do not block the host.
+    """Return a batch with all tensors inside nested lists, tuples and dicts on the device; other values are
+    unchanged.
 
     Args:
         pin: copy through page-locked memory, so that only the device waits for the copy.

@@ -145,8 +145,8 @@ def _changes_in_place(option: str, value: object) -> bool:
 
 
 def _tensor_piece(tensor: torch.Tensor, nbytes: int, step: int) -> torch.Tensor:
-    """Return at most `nbytes` bytes of a tensor as a vector, another piece in each step. Of a tensor that is not
-    contiguous, only the first row is used.
+    """Return at most `nbytes` bytes of a tensor as a vector; a longer tensor gives another piece in each step. Of a
+    tensor that is not contiguous, only the first row is used.
     """
     flat = tensor.detach()
     flat = flat.view(-1) if flat.is_contiguous() else flat[:1].reshape(-1)

@@ -192,7 +192,7 @@ def _attention_backward_flop(_grad: Shape, query: Shape, key: Shape, value: Shap
 
 
 def _multiply(sizes: list[int]) -> int:
-    """Return the product of the sizes; 1 if there are none."""
+    """Return the product of the sizes; 1 without sizes."""
     result = 1
     for size in sizes:
         result *= size

@@ -127,7 +127,7 @@ class LoggedValues(NoteSource):
 
 
 def _encode_values(values: Mapping[str, tuple[str, float | torch.Tensor]]) -> bytes:
-    """Return names, reductions and values as MessagePack, or b"" if there are none. Waits for values on a device."""
+    """Return names, reductions and values as MessagePack, or b"" without values. Waits for values on a device."""
     if not values:
         return b""
     return _encoder.encode({name: (reduce, float(value)) for name, (reduce, value) in values.items()})

@@ -76,8 +76,8 @@ class Update:
         self.schedulers = {name: thing for name, thing in state.extra.items() if _is_schedule_of(thing, optimizer)}
 
     def _make_buckets(self) -> None:
-        """Make empty buckets for the dense parameters that the optimizer trains now, and note the parameters of other
-        optimizers and what is trained, to detect changes by the script.
+        """Make empty buckets for the dense parameters that the optimizer trains now. Note the other optimizers'
+        parameters, and which parameters are trained, to detect changes by the script.
         """
         mine = {id(parameter) for parameter in parameters_of(self._optimizer)}
         trained = self._dense if self._only else [p for p in self._dense if id(p) in mine]
@@ -179,7 +179,7 @@ class Update:
             parameter.grad = None
 
     def prepare_backward(self) -> None:
-        """Follow changes of what is trained, check the gradients, and set `p.grad` to the sums so far, to which
+        """Follow changes of the trained parameters, check the gradients, and set `p.grad` to the sums so far, to which
         backward adds.
 
         Raises:
@@ -190,8 +190,8 @@ class Update:
             self.buckets.show_sums()
 
     def check_gradients(self) -> bool:
-        """Check that the script has not made or changed gradients, also those of other optimizers. Return whether
-        `p.grad` of some sums is None.
+        """Check that the script has not made or changed gradients, including the other optimizers' parameters. Return
+        whether `p.grad` of some sums is None.
 
         Raises:
             StepUseError: it has.
@@ -203,7 +203,7 @@ class Update:
         return hidden
 
     def collect(self) -> None:
-        """Take over the gradients of a backward as the step's sums, and drop those of the other optimizers'
+        """Take over the gradients of a backward as the step's sums, and drop the gradients of the other optimizers'
         parameters.
         """
         self.buckets.collect()
@@ -211,8 +211,8 @@ class Update:
             parameter.grad = None
 
     def check_before_reduction(self) -> None:
-        """Follow changes of what is trained, and check that the script has not changed gradients and that nothing but
-        the buckets and the experts has a gradient that the optimizer would use.
+        """Follow changes of the trained parameters. Check that the script has not changed gradients, and that the
+        optimizer would only use gradients of the buckets and the experts.
 
         Raises:
             StepUseError: it has, or a parameter was frozen in the middle of the step, so replicas would differ.

@@ -94,8 +94,7 @@ def reset_parameters(module: Module) -> None:
 
 
 def _fill_module(module: Module, initializer: Initializer, filled: set[int], place: ReplicaPosition) -> None:
-    """Fill a module's own tensors by a function that sees whole ones, and keep this rank's part of those that it has
-    changed.
+    """Fill a module's own tensors by a function that sees whole ones, and keep this rank's part of each changed one.
 
     Args:
         filled: ids of the parameters and buffers with values; changed ones are added.

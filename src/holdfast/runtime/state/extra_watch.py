@@ -56,7 +56,7 @@ class ExtraWatch:
                 )
 
     def _stamp(self, name: str, thing: Any) -> _Stamp:
-        """Return the values of an object that change with usual writes: those that are not tensors, each tensor's
+        """Return the values of an object that change with usual writes: all values except for tensors, each tensor's
         address and version, and the first bytes of some tensors. Addresses are left out if `state_dict()` makes new
         tensors each time.
         """

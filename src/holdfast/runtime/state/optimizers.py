@@ -101,8 +101,11 @@ class Optimizers:
         return {name: [list(group["params"]) for group in groups] for name, groups in added.items() if groups}
 
     def restore_added_groups(self, added: Mapping[str, Sequence[Sequence[Parameter]]]) -> None:
-        """Make the groups added since `protect` those of a captured state, removing others; their options are adopted
+        """Replace the groups added since `protect` by the groups added in a captured state; their options are adopted
         later. Do nothing if they are the same.
+
+        Args:
+            added: the parameters of each group, by the optimizer's name.
 
         Raises:
             ValueError: a parameter would be in two groups.

@@ -339,15 +339,14 @@ class TrainingState:
 
     @torch.no_grad()
     def _copy_received(self, tensors: list[torch.Tensor]) -> None:
-        """Copy received tensors into the model's own, except for those that were received in place."""
+        """Copy received tensors into the model's own, except for tensors that were received in place."""
         for (_, own), received in zip(self.model_tensors(), tensors, strict=False):
             here = local_of(own)
             if received.data_ptr() != here.data_ptr():
                 here.copy_(received)
 
     def _restore_placement(self, manifest: Manifest, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return received tensors, those of spread tensors as DTensors with the same placement, on the mesh of a
-        present one.
+        """Return received tensors, spread ones as DTensors with their placement, on the mesh of a present tensor.
 
         Raises:
             ValueError: no present tensor has a mesh for a placement.
