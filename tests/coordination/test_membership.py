@@ -75,7 +75,7 @@ def test_what_is_kept_up_is_what_a_walk_would_find(changes: list[tuple[str, str,
         assert members.complete_nodes == sum(node.complete for node in nodes)
         complete = [worker for node in nodes if node.complete for worker in node.workers]
         assert members.outside(now) == [worker for worker in complete if now.rank(worker) is None]
-        assert {info.id for info in members.everybody()} == {w for w in IDS if members.worker(w) is not None}
+        assert {info.id for info in members.all_workers()} == {w for w in IDS if members.worker(w) is not None}
         assert [info.id for info in members.workers()] == complete, "none of these workers was announced yet"
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from holdfast.coordination.generations.planner import givers_of
+from holdfast.coordination.generations.planner import select_senders
 from holdfast.coordination.transfers import TransferHistory
 
 
 def senders(receiver: str, *holders: str, history: TransferHistory) -> tuple[str, ...]:
-    found = givers_of([f"{receiver}/0/a"], [f"{holder}/0/a" for holder in holders], lambda _: ("", ""), history)
+    found = select_senders([f"{receiver}/0/a"], [f"{holder}/0/a" for holder in holders], lambda _: ("", ""), history)
     return tuple(worker.split("/")[0] for worker in found[f"{receiver}/0/a"])
 
 

@@ -216,7 +216,7 @@ MUTANTS = (
     Mutant(
         name="ignores_who_passed",
         module=DECISIONS,
-        qualname="_known_v",
+        qualname="_known_results",
         old="known[report.passed.step] = report.passed.commit",
         new="pass",
         why="all workers must apply a step that passed anywhere, including its flags",
@@ -224,7 +224,7 @@ MUTANTS = (
     Mutant(
         name="forward_is_not_inherited",
         module=DECISIONS,
-        qualname="_known_v",
+        qualname="_known_results",
         old=("previous is not None and previous.kind is DecisionKind.FORWARD and (previous.commit is not None)"),
         new="False and previous is not None and (previous.commit is not None)",
         why="a FORWARD stays in force until all have applied it, because the workers that applied it may fail",

@@ -18,7 +18,7 @@ MOVE_MUTANTS = (
     Mutant(
         name="standby_computes_beside",
         module=PLANNER,
-        qualname="counts_for",
+        qualname="divide_micro_batches",
         old=("if not idle:\n    return counts"),
         new="return counts",
         why="all would wait for its state before the step in which it arrives, with changed shares",
@@ -34,9 +34,9 @@ MOVE_MUTANTS = (
     Mutant(
         name="leaver_goes_before_the_standby_is_there",
         module=DEPARTURES,
-        qualname="Draining.go_next",
-        old="self.going(plan.workers, plan)",
-        new="self.going(plan.workers)",
+        qualname="Draining.find_next_leavers",
+        old="self.find_leaving_workers(plan.workers, plan)",
+        new="self.find_leaving_workers(plan.workers)",
         why="all would wait while the state travels to the standby",
     ),
     Mutant(
@@ -51,14 +51,14 @@ MOVE_MUTANTS = (
         name="others_join_before_the_leaver_has_gone",
         module=COORDINATOR,
         qualname="Coordinator._do_due_work",
-        old="self._stable_plan is not None and (not self.context.draining.go_next(plan))",
+        old="self._stable_plan is not None and (not self.context.draining.find_next_leavers(plan))",
         new="self._stable_plan is not None",
         why="the next move's swap would delay the unfinished one",
     ),
     Mutant(
         name="standby_beside_fills_another_place",
         module=REPLACING,
-        qualname="Replacements._empty",
+        qualname="Replacements._find_unreplaced_nodes",
         old="{one.node for one in transaction.record.drained} | beside.keys()",
         new="{one.node for one in transaction.record.drained}",
         why="no rank is empty if a standby that joined next to a node is lost",
@@ -74,7 +74,7 @@ MOVE_MUTANTS = (
     Mutant(
         name="lost_leaver_is_not_followed",
         module=DEPARTURES,
-        qualname="Draining.followed",
+        qualname="Draining.assign_lost_ranks",
         old="one.node not in self._transaction.members.nodes and self._replacements.is_beside(one)",
         new="False",
         why="the standby that joined next to it must take over its rank and experts",
@@ -121,7 +121,7 @@ MOVE_MUTANTS = (
     Mutant(
         name="waits_for_a_named_standby_for_ever",
         module=REPLACING,
-        qualname="Replacements.targets",
+        qualname="Replacements.select_standbys",
         old="one.to and (one.to in free or self._may_come(one.to))",
         new="one.to",
         why="if the named standby is lost, the next warm one must replace the node",
@@ -129,7 +129,7 @@ MOVE_MUTANTS = (
     Mutant(
         name="waits_for_standbys_that_are_never_warm",
         module=REPLACING,
-        qualname="Replacements.in_vain",
+        qualname="Replacements.explain_no_standby",
         old="not whys or not all(whys) or self._standbys.awaited or self._becoming()",
         new="True",
         why="the node must keep its rank, and the job must report it",

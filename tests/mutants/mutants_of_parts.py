@@ -40,7 +40,7 @@ PART_MUTANTS = (
     Mutant(
         name="who_is_ready_is_not_asked",
         module=DECISIONS,
-        qualname="_known_v",
+        qualname="_known_results",
         old="known[report.step] = report.reduced",
         new="pass",
         why="a step must not be repeated once all its reductions have returned on some worker",

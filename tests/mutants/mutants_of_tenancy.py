@@ -115,7 +115,7 @@ TENANCY_MUTANTS = (
     Mutant(
         name="fills_the_place_of_a_lost_node_that_the_pool_wants_back",
         module="coordination.nodes.replacements",
-        qualname="Replacements._empty",
+        qualname="Replacements._find_unreplaced_nodes",
         old="transaction.record.held.to_leave",
         new="()",
         why="the pool has granted the capacity to others, and would recall another node",

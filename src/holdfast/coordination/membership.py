@@ -275,7 +275,7 @@ class Membership:
         """The nodes that are in the world or will be: not the standbys and not the retained nodes."""
         return [node for node in self.nodes.values() if not node.aside]
 
-    def failed(self, name: str) -> None:
+    def count_failure(self, name: str) -> None:
         """Count a failure of a node's machine, which makes another one more likely.
 
         Kept for the newest 4096 nodes, also disconnected ones; at most 100 failures count.
@@ -378,7 +378,7 @@ class Membership:
             if not node.aside and not node.coming:
                 yield from node.in_units(self.unit_places)
 
-    def everybody(self) -> Iterator[WorkerInfo]:
+    def all_workers(self) -> Iterator[WorkerInfo]:
         """Return all live workers, including standbys."""
         return iter(self._workers.values())
 

@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.coordination.generations.assignment import divided, keep_summed, longest, round_robin, share_of
+from holdfast.coordination.generations.assignment import (
+    divide_by_speed,
+    keep_summed,
+    round_robin,
+    share_of,
+    slowest_time,
+)
 from holdfast.protocol.plan import GenerationPlan, Member
 
 
@@ -71,20 +77,20 @@ def test_usual_counts_are_dealt_as_round_robin_does(micro_batches: int, world: i
 @settings(deadline=None)
 def test_the_longest_rank_is_as_short_as_any_division_makes_it(factors: list[float], micro_batches: int) -> None:
     world = len(factors)
-    counts = divided(micro_batches, factors)
-    usual = longest(micro_batches, factors)
+    counts = divide_by_speed(micro_batches, factors)
+    usual = slowest_time(micro_batches, factors)
     if micro_batches <= world:
         assert counts == ()
         return
     cuts = itertools.combinations(range(1, micro_batches), world - 1)
     parts = (tuple(b - a for a, b in itertools.pairwise((0, *cut, micro_batches))) for cut in cuts)
-    best = min(longest(micro_batches, factors, each) for each in parts)
+    best = min(slowest_time(micro_batches, factors, each) for each in parts)
     if not counts:
         assert best == pytest.approx(usual)
         return
     assert sum(counts) == micro_batches
     assert min(counts) >= 1
-    assert longest(micro_batches, factors, counts) == pytest.approx(best)
+    assert slowest_time(micro_batches, factors, counts) == pytest.approx(best)
     assert best < usual
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.coordination.generations.planner import CROWD, givers_of
+from holdfast.coordination.generations.planner import CROWD, select_senders
 from holdfast.protocol.state import MAX_GIVERS
 
 PLACES = {"a": ("r1", "z1"), "b": ("r2", "z1"), "c": ("r3", "z2"), "x": ("r2", "z1"), "y": ("r9", "z2")}
@@ -18,28 +18,28 @@ def place_of(worker: str) -> tuple[str, str]:
 
 
 def test_those_of_its_rack_come_first_and_then_those_of_its_zone() -> None:
-    assert givers_of(["x"], ["c", "a", "b"], place_of) == {"x": ("b", "a", "c")}
-    assert givers_of(["y"], ["a", "b", "c"], place_of)["y"][0] == "c"
+    assert select_senders(["x"], ["c", "a", "b"], place_of) == {"x": ("b", "a", "c")}
+    assert select_senders(["y"], ["a", "b", "c"], place_of)["y"][0] == "c"
 
 
 def test_nobody_sends_twice_where_others_do_not_send_at_all() -> None:
     holders = [f"n{number}" for number in range(8)]
-    found = givers_of(["x", "y"], holders, place_of)
+    found = select_senders(["x", "y"], holders, place_of)
     assert Counter(map(len, found.values())) == {4: 2}
     assert len({giver for givers in found.values() for giver in givers}) == 8
 
 
 def test_one_holder_sends_to_all_and_many_are_sent_to_in_turn() -> None:
-    assert givers_of(["x", "y"], ["a"], place_of) == {"x": ("a",), "y": ("a",)}
+    assert select_senders(["x", "y"], ["a"], place_of) == {"x": ("a",), "y": ("a",)}
     many, holders = [f"j{number}" for number in range(CROWD)], [f"n{number}" for number in range(64)]
-    assert givers_of(many, holders, place_of) == {worker: (f"n{place}",) for place, worker in enumerate(many)}
-    assert givers_of([], holders, place_of) == {}
+    assert select_senders(many, holders, place_of) == {worker: (f"n{place}",) for place, worker in enumerate(many)}
+    assert select_senders([], holders, place_of) == {}
 
 
 @given(st.integers(1, 12), st.integers(1, 40))
 def test_every_receiver_has_givers_each_once_and_holders_have_as_many_as_can_be_even(lack: int, have: int) -> None:
     receivers, holders = [f"j{number}" for number in range(lack)], [f"n{number}" for number in range(have)]
-    found = givers_of(receivers, holders, place_of)
+    found = select_senders(receivers, holders, place_of)
     assert found.keys() == set(receivers)
     used = Counter(giver for givers in found.values() for giver in givers)
     assert all(1 <= len(set(givers)) == len(givers) <= MAX_GIVERS for givers in found.values())

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 from machinery import Job, applied, attach, commit, hello, w
 
-from holdfast.coordination.generations.planner import counts_for
+from holdfast.coordination.generations.planner import divide_micro_batches
 from holdfast.coordination.hang_detection.slow_nodes import SlowNodes
 from holdfast.coordination.hang_detection.straggler_response import AVOID_S, REPORT_AGAIN_S
 from holdfast.protocol import events as ev
@@ -204,6 +204,6 @@ def test_what_was_found_does_not_count_where_a_coordinator_is_to_do_nothing_abou
     take_effect(job, 2)
     record, config = job.machine.record, job.machine.config
     names = [w(node) for node in NODES]
-    assert counts_for(record, names, config) == (3, 1, 2)
+    assert divide_micro_batches(record, names, config) == (3, 1, 2)
     off = JobSpec(recovery=RecoverySpec(stragglers="off"))
-    assert counts_for(record, names, replace(config, spec=off)) == ()
+    assert divide_micro_batches(record, names, replace(config, spec=off)) == ()

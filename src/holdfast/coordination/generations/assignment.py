@@ -40,7 +40,7 @@ def share_of(plan: GenerationPlan, micro_batches: int, rank: int) -> tuple[int, 
     return tuple(mine)
 
 
-def divided(micro_batches: int, factors: Sequence[float]) -> tuple[int, ...]:
+def divide_by_speed(micro_batches: int, factors: Sequence[float]) -> tuple[int, ...]:
     """Return the number of micro-batches for each rank that minimizes the time of the slowest rank.
 
     Each rank gets at least one, so that its speed stays known. The next micro-batch always goes to the rank that would
@@ -63,21 +63,21 @@ def divided(micro_batches: int, factors: Sequence[float]) -> tuple[int, ...]:
         _, rank = first[0]
         counts[rank] += 1
         heapreplace(first, ((counts[rank] + 1) * factors[rank], rank))
-    return tuple(counts) if longest(micro_batches, factors, counts) < longest(micro_batches, factors) else ()
+    return tuple(counts) if slowest_time(micro_batches, factors, counts) < slowest_time(micro_batches, factors) else ()
 
 
-def even(micro_batches: int, world: int) -> list[int]:
+def divide_evenly(micro_batches: int, world: int) -> list[int]:
     """Return the number of micro-batches of each rank in an even division; numbers differ by at most one."""
     return [len(range(rank, micro_batches, world)) for rank in range(world)]
 
 
-def longest(micro_batches: int, factors: Sequence[float], counts: Sequence[int] = ()) -> float:
+def slowest_time(micro_batches: int, factors: Sequence[float], counts: Sequence[int] = ()) -> float:
     """Return the compute time of the slowest rank, in units of one micro-batch on a usual rank.
 
     Args:
         counts: the number of micro-batches by rank; () for an even division.
     """
-    each = counts or even(micro_batches, len(factors))
+    each = counts or divide_evenly(micro_batches, len(factors))
     return max(count * factor for count, factor in zip(each, factors, strict=True))
 
 
@@ -108,7 +108,7 @@ def keep_summed(
         keep = [] if taken & set(mine) else sorted(mine)
         taken.update(keep)
         shares.append(keep)
-    _give_back(shares, usual, taken, counts or [-(-micro_batches // len(shares))] * len(shares))
+    _return_previous_shares(shares, usual, taken, counts or [-(-micro_batches // len(shares))] * len(shares))
     none = idle if len(idle) < len(shares) else ()
     wanted = counts or [0] * len(shares)
     least = [(len(share) - wanted[rank], rank) for rank, share in enumerate(shares) if rank not in none]
@@ -121,7 +121,9 @@ def keep_summed(
     return tuple(tuple(share) for share in shares)
 
 
-def _give_back(shares: list[list[int]], usual: Sequence[Sequence[int]], taken: set[int], most: Sequence[int]) -> None:
+def _return_previous_shares(
+    shares: list[list[int]], usual: Sequence[Sequence[int]], taken: set[int], most: Sequence[int]
+) -> None:
     """Add each rank's previous micro-batches that no rank has to its share, up to its maximum; update `shares` and
     `taken`.
     """
@@ -207,7 +209,7 @@ def summed_by(unit: Sequence[str], reports: Mapping[str, Report]) -> tuple[int |
     return applied.pop(), tuple(one for one in first if all(one in summed for summed in others))
 
 
-def salvaged(
+def count_kept(
     record: Record,
     plan: GenerationPlan,
     decision: Decision,

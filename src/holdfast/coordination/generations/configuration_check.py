@@ -17,7 +17,7 @@ from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import GenerationPlan
 
 
-def misfit(
+def check_configuration(
     transaction: Transaction, node: Node, attach: Attach, goes_back: Callable[[str], bool] = lambda _: False
 ) -> str:
     """Take the job's configuration from its first regular worker, or compare a later worker with it. End a node that

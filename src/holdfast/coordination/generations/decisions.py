@@ -118,7 +118,7 @@ def _reachable(
     continues from the state before, with its sums, until the newer state has arrived. Otherwise it would have neither
     if the senders were lost.
     """
-    known = _known_v(previous, carriers, dense=dense)
+    known = _known_results(previous, carriers, dense=dense)
     there = {report.applied for report in carriers if report.applied is not None}
     passed = there | {report.passed.step for report in carriers if report.passed is not None}
     if previous is not None and previous.kind is DecisionKind.FORWARD:
@@ -197,7 +197,7 @@ def _names(lost: Sequence[tuple[int, int]], most: int = 8) -> str:
     return f"{names} and {len(lost) - most} more" if len(lost) > most else names
 
 
-def _known_v(previous: Decision | None, carriers: Sequence[Report], *, dense: bool) -> dict[int, Commit]:
+def _known_results(previous: Decision | None, carriers: Sequence[Report], *, dense: bool) -> dict[int, Commit]:
     """Return the known step results, by step, from reports and an inherited FORWARD.
 
     With experts, the result of a step that no worker has passed counts only if all have their expert parts of it. The

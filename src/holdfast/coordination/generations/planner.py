@@ -19,7 +19,7 @@ from holdfast.coordination.experts.placing import (
     keep_placement,
 )
 from holdfast.coordination.experts.static_experts import assign_chunks, choose_ep_size, count_usable, place_static
-from holdfast.coordination.generations.assignment import divided, even
+from holdfast.coordination.generations.assignment import divide_by_speed, divide_evenly
 from holdfast.coordination.generations.decisions import NothingLeft, Verdict
 from holdfast.coordination.generations.witnesses import choose_witnesses, witnesses_wanted
 from holdfast.coordination.membership import Membership
@@ -72,7 +72,7 @@ def plan_generation(
     Returns:
         The plan, or the shortage of expert slots that prevents it.
     """
-    ordered = _in_their_seats(record.plan, _in_units(workers, holders, record.layout.places), stand_ins)
+    ordered = _in_rank_order(record.plan, _in_units(workers, holders, record.layout.places), stand_ins)
     if config.spec.experiments.static_experts:
         placed = _place_statically(record, ordered, held_experts, config)
         if isinstance(placed, Shortage):
@@ -109,7 +109,7 @@ def _seat(worker: str, stand_ins: Mapping[str, str]) -> str:
     return f"{stand_ins[node]}/{index_of(worker)}" if node in stand_ins else node_and_index_of(worker)
 
 
-def fills_the_seats(before: GenerationPlan | None, workers: Iterable[str], stand_ins: Mapping[str, str]) -> bool:
+def fill_same_ranks(before: GenerationPlan | None, workers: Iterable[str], stand_ins: Mapping[str, str]) -> bool:
     """Return whether the workers fill exactly the ranks of a plan, with replacements.
 
     A stand-in that was already a member leaves its own rank unfilled.
@@ -122,9 +122,9 @@ def _seats(before: GenerationPlan, stand_ins: Mapping[str, str]) -> list[str]:
     return [node_and_index_of(worker) for worker in before.workers if node_of(worker) not in stand_ins]
 
 
-def _in_their_seats(before: GenerationPlan | None, workers: list[str], stand_ins: Mapping[str, str]) -> list[str]:
+def _in_rank_order(before: GenerationPlan | None, workers: list[str], stand_ins: Mapping[str, str]) -> list[str]:
     """Return the workers in rank order: in the previous order if they fill the same ranks."""
-    if before is None or not fills_the_seats(before, workers, stand_ins):
+    if before is None or not fill_same_ranks(before, workers, stand_ins):
         return workers
     seats = {seat: rank for rank, seat in enumerate(_seats(before, stand_ins))}
     return sorted(workers, key=lambda worker: seats[_seat(worker, stand_ins)])
@@ -151,7 +151,7 @@ def plan_with(
     receivers = [worker for worker in roles if worker not in having] if holders else []
     givers: dict[str, tuple[str, ...]] = {}
     for those, having_it in zip(by_role(receivers, places), by_role(holders, places), strict=True):
-        givers |= givers_of(those, having_it, lambda worker: members.place_of(node_of(worker)), members.transfers)
+        givers |= select_senders(those, having_it, lambda worker: members.place_of(node_of(worker)), members.transfers)
     return GenerationPlan(
         term=record.term,
         generation=generation,
@@ -160,13 +160,13 @@ def plan_with(
         expert_plan=experts,
         secret=config.plan_secret(record.born, record.term, generation),
         witnesses=_witnesses(members, list(roles), config),
-        counts=() if experts is not None else counts_for(record, list(roles)[::places], config),
+        counts=() if experts is not None else divide_micro_batches(record, list(roles)[::places], config),
         # Of a replica that is spread over several workers, the FLOP of the others are unknown.
         counts_flop=places == 1 and not (config.spec.output.flop_per_sample or record.flop_per_sample),
     )
 
 
-def givers_of(
+def select_senders(
     receivers: Sequence[str],
     holders: Sequence[str],
     place_of: Callable[[str], tuple[str, str]],
@@ -216,7 +216,7 @@ def _without_failures(
     return [holder for holder in candidates if failures[node_of(holder)] == fewest]
 
 
-def counts_for(record: Record, workers: Iterable[str], config: CoordinatorConfig) -> tuple[int, ...]:
+def divide_micro_batches(record: Record, workers: Iterable[str], config: CoordinatorConfig) -> tuple[int, ...]:
     """Return the number of micro-batches of each of these workers, in rank order; () for an even division.
 
     The first worker of a replica group stands for all of it, because they are on one node. Known slow nodes get fewer.
@@ -231,10 +231,10 @@ def counts_for(record: Record, workers: Iterable[str], config: CoordinatorConfig
         return ()
     busy = [worker for worker in workers if node_of(worker) not in idle]
     factors = factors_of(record, busy, config)
-    counts = divided(record.micro_batches, factors) if max(factors) > 1.0 else ()
+    counts = divide_by_speed(record.micro_batches, factors) if max(factors) > 1.0 else ()
     if not idle:
         return counts
-    each = iter(counts or even(record.micro_batches, len(busy)))
+    each = iter(counts or divide_evenly(record.micro_batches, len(busy)))
     return tuple(0 if node_of(worker) in idle else next(each) for worker in workers)
 
 
@@ -378,7 +378,7 @@ def copies_left(record: Record, names: Collection[str]) -> int:
     return count_fewest_nodes(shape, [(member.node, blob) for member, blob in held if member.node in names])
 
 
-def only_with(record: Record, plan: GenerationPlan, leavers: Collection[str]) -> bool:
+def hold_only_copy(record: Record, plan: GenerationPlan, leavers: Collection[str]) -> bool:
     """Return whether only these members hold some part of the state, so that they cannot leave yet.
 
     True if they are all members; otherwise only experts can be such a part.
@@ -392,7 +392,7 @@ def only_with(record: Record, plan: GenerationPlan, leavers: Collection[str]) ->
     return bool(find_lost_experts(shape, [blob for worker, blob in held if worker not in leavers]))
 
 
-def lost_of(record: Record, verdict: Verdict | NothingLeft, reports: Mapping[str, Report]) -> list[tuple[int, int]]:
+def find_lost(record: Record, verdict: Verdict | NothingLeft, reports: Mapping[str, Report]) -> list[tuple[int, int]]:
     """Return the (layer, expert) pairs without a copy among the holders of the decided state.
 
     [] without experts, or if all members create or load their own.

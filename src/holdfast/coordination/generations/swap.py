@@ -19,7 +19,7 @@ import msgspec
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.experts.static_experts import choose_ep_size, count_usable
 from holdfast.coordination.generations.announcing import Newcomers, announce_generation, warn_of_one_replica
-from holdfast.coordination.generations.assignment import longest
+from holdfast.coordination.generations.assignment import slowest_time
 from holdfast.coordination.generations.configuration_check import wanted_places
 from holdfast.coordination.generations.plan_distribution import PlanDistribution
 from holdfast.coordination.generations.planner import factors_of, plan_generation, plan_with
@@ -155,7 +155,7 @@ class PendingGeneration:
         roles = {member.worker: member.role for member in plan.members}
         pending = plan_with(record, self._transaction.members, roles, plan.workers, None, self._config)
         each, factors = record.micro_batches, factors_of(record, plan.unit_heads, self._config)
-        if longest(each, factors, pending.counts) < longest(each, factors, plan.counts):
+        if slowest_time(each, factors, pending.counts) < slowest_time(each, factors, plan.counts):
             self._propose(pending)
 
     def _propose(self, pending: GenerationPlan) -> None:

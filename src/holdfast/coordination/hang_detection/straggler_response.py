@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from holdfast.coordination.config import CoordinatorConfig
-from holdfast.coordination.generations.assignment import divided
+from holdfast.coordination.generations.assignment import divide_by_speed
 from holdfast.coordination.generations.planner import factors_of
 from holdfast.coordination.hang_detection.slow_nodes import SLOWER, SlowNodes
 from holdfast.coordination.nodes.draining import Draining
@@ -122,14 +122,14 @@ class StragglerPolicy:
         if abs(math.log(factor / known)) > math.log(SHARE_CHANGE):
             self._set_relieved({**record.relieved, node: factor})
         factors = factors_of(self._transaction.record, record.plan.unit_heads, self._config)
-        return bool(divided(record.micro_batches, factors))
+        return bool(divide_by_speed(record.micro_batches, factors))
 
     def _move_to_standby(self, node: str) -> str:
         """Request that a warm standby takes over a node's ranks, and forget its reports; return why it is impossible,
         else "".
         """
         asked = Departure(node=node, since=self._transaction.now, stays=True)
-        to, _ = self._replacing.targets([asked]).get(node, ("", ""))
+        to, _ = self._replacing.select_standbys([asked]).get(node, ("", ""))
         if not to:
             return "no standby is warm (holdfast run --standbys, holdfast agent --standby)"
         if to in self._replacing.slow:

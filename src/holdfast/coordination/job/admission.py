@@ -152,7 +152,7 @@ class Admission:
         if why is not None:
             self._report_refusal(hello.node, hello.address, why)
             return Refused(why=why, exit_code=EXIT_BAD_INPUT)
-        if self._draining.bars(hello.node):
+        if self._draining.is_drained(hello.node):
             why = f"node {hello.node} is drained; `holdfast undrain {hello.node}` lets it come back"
             return Refused(why=why, exit_code=EXIT_DONE)
         barred = self._escalation.find_quarantine(hello.node, hello.host)

@@ -238,7 +238,7 @@ class Coordinator:
         self.context.pending_generation.arm()
         if at_boundary and self._stable_plan is not None:
             self.context.start_planned_changes(plan)
-        if self._stable_plan is not None and not self.context.draining.go_next(plan):
+        if self._stable_plan is not None and not self.context.draining.find_next_leavers(plan):
             self._improve_plan(plan)
 
     def _fails_for_skipped_steps(self, plan: GenerationPlan) -> bool:
@@ -263,8 +263,8 @@ class Coordinator:
         If all workers restart together, additional nodes interrupt the generation instead of joining during training.
         """
         self.context.standbys.order_warm_ups(plan)
-        self.context.draining.enter_beside()
-        self.context.replacements.grow(plan)
+        self.context.draining.promote_replacements()
+        self.context.replacements.promote_for_missing_nodes(plan)
         if not self.config.spec.recovery.restarts_all:
             self.context.pending_generation.prepare(plan)
         elif self.context.pending_generation.newcomers(plan):

@@ -24,7 +24,7 @@ from holdfast.coordination.failures.suspects import (
     unless_all,
 )
 from holdfast.coordination.generations.announcing import announce_generation, warn_of_one_replica
-from holdfast.coordination.generations.assignment import first_assignment, kept_by_units, salvaged
+from holdfast.coordination.generations.assignment import count_kept, first_assignment, kept_by_units
 from holdfast.coordination.generations.configuration_check import send_away, wanted_places
 from holdfast.coordination.generations.decisions import (
     NothingLeft,
@@ -35,10 +35,10 @@ from holdfast.coordination.generations.decisions import (
     without_state,
 )
 from holdfast.coordination.generations.planner import (
-    fills_the_seats,
+    fill_same_ranks,
+    find_lost,
     held_experts,
     lacks_slots,
-    lost_of,
     plan_generation,
 )
 from holdfast.coordination.generations.refused_results import refusal_after, refused_again, refused_anew
@@ -116,9 +116,9 @@ class GenerationDecider:
                 return
         closing = self._closing.under_way
         if not closing:
-            self._draining.followed()
+            self._draining.assign_lost_ranks()
             self._replacements.replace_lost_nodes(record.plan)
-            if self._replacements.waits(record.plan):
+            if self._replacements.count_awaited_nodes(record.plan):
                 return
         if lacks_slots(transaction, self._config):
             if closing:
@@ -198,7 +198,7 @@ class GenerationDecider:
                 if self._rank_hold.waits or lacks_slots(transaction, self._config):
                     return  # Wait for the processes that replace them.
                 verdict = without or self._decide_from({}, arrivals)
-        elif not closing and (leavers := self._draining.going(reports)):
+        elif not closing and (leavers := self._draining.find_leaving_workers(reports)):
             verdict, reports, arrivals = self._release_draining(leavers, verdict, reports, arrivals)
         stopping.end()
         if self._job_end.over is None:
@@ -232,7 +232,7 @@ class GenerationDecider:
             list(reports.values()),
             record.checkpoints,
             self._standbys.fresh(arrivals),
-            lost=partial(lost_of, record, reports=reports) if record.expert_shape is not None else None,
+            lost=partial(find_lost, record, reports=reports) if record.expert_shape is not None else None,
             away=self._snapshots.lacking,
             anew=self._may_restart,
             unreadable=record.unreadable,
@@ -297,7 +297,7 @@ class GenerationDecider:
         holders = tuple(worker for worker in verdict.holders if worker not in raisers)
         others = replace(verdict, holders=holders)
         whole = every_role(holders, self._transaction.record.layout.places)
-        return None if not whole or lost_of(self._transaction.record, others, reports) else others
+        return None if not whole or find_lost(self._transaction.record, others, reports) else others
 
     def _decide_without(self, raisers: list[str], reports: Mapping[str, Report], arrivals: list[str]) -> Verdict | None:
         """Return a verdict that treats these members as failed, or None if it would not keep a live state of the
@@ -371,7 +371,7 @@ class GenerationDecider:
             return
         if self._snapshots.awaited or self._record_age.awaits_agents:
             return
-        self._replacements.take_over()
+        self._replacements.promote_to_restart()
         complete, needed = (
             transaction.members.complete_nodes,
             1 if self._closing.under_way else self._replacements.needed,
@@ -622,7 +622,7 @@ class GenerationDecider:
         decision = add_stop_flag(verdict.decision, record)
         # A worker that receives the state, although it could have computed it, also gives up its experts.
         holding = {worker: report for worker, report in reports.items() if worker in verdict.holders}
-        experts, moved = held_experts(decision, holding), self._replacements.over()
+        experts, moved = held_experts(decision, holding), self._replacements.pop_stand_ins()
         whose = {name: lost for name, (lost, _) in moved.items()}
         plan = plan_generation(
             record,
@@ -644,11 +644,11 @@ class GenerationDecider:
         plan = msgspec.structs.replace(plan, last=self._closing.under_way, puts_away=puts_away)
         refusal = refusal_after(record.refusal, decision)
         assignment = () if refusal is not None else first_assignment(record, plan, decision, reports, whose)
-        whole = bool(whose) and fills_the_seats(record.plan, plan.workers, whose)
+        whole = bool(whose) and fill_same_ranks(record.plan, plan.workers, whose)
         if whole and reason == FAILURE and record.plan and len(plan.members) == len(record.plan.members):
             reason = "replace"
         anew = decision.kind in (DecisionKind.START, DecisionKind.ROLLBACK)
-        self._progress.decided(plan, record.plan, decision, salvaged(record, plan, decision, reports, assignment))
+        self._progress.decided(plan, record.plan, decision, count_kept(record, plan, decision, reports, assignment))
         if puts_away:
             self._progress.puts_away(decision)
         self._progress.replaced(moved, plan, self._replacements.why, whole=whole)

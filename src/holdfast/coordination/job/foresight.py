@@ -44,7 +44,11 @@ def forecast_moves(
     targets = dict(zip(names, to, strict=False))
     promised = {one.to for one in context.transaction.record.leaving} | set(to)
     free = sorted(
-        (name for name in context.members.standbys if name not in promised and not context.standbys.in_vain(name)),
+        (
+            name
+            for name in context.members.standbys
+            if name not in promised and not context.standbys.explain_never_warm(name)
+        ),
         key=lambda name: context.standbys.warm_in_s(name),
     )
     # These nodes are standbys after their own moves.
@@ -131,7 +135,7 @@ def describe_wait(context: JobContext, one: Departure) -> str:
     joins, joined = context.replacements.beside_of(one)
     if not (joins or joined) and (one.stays or context.draining.in_time(one)):
         waiting = [other for other in leaving if not (other.owed or any(context.replacements.beside_of(other)))]
-        found = context.replacements.targets(waiting)
+        found = context.replacements.select_standbys(waiting)
         if one.node not in found:
             return context.replacements.waits_for(one)
     if transaction.record.plan is None:
@@ -146,5 +150,5 @@ def describe_wait(context: JobContext, one: Departure) -> str:
         return f"standby {one.beside} to join next to it"
     if transaction.record.pending is not None:
         return f"generation {transaction.record.pending.generation} to begin, which is being prepared"
-    before = dict.fromkeys(map(node_of, context.draining.go_next(transaction.record.plan)))
+    before = dict.fromkeys(map(node_of, context.draining.find_next_leavers(transaction.record.plan)))
     return f"{', '.join(before)}, which leaves before it" if before and one.node not in before else "the end of a step"

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from holdfast.coordination.experts.blobs import explain_unreadable
 from holdfast.coordination.failures.detections import invalid_message
-from holdfast.coordination.generations.configuration_check import misfit
+from holdfast.coordination.generations.configuration_check import check_configuration
 from holdfast.coordination.job.context import JobContext
 from holdfast.coordination.job.handler_tables import Row, handler_row, ignore, until_over
 from holdfast.coordination.membership import Node
@@ -193,7 +193,7 @@ class MessageHandlers:
             return
         if self._context.layouts.replace_if_outdated(node, attach):
             return
-        if differing := misfit(self._transaction, node, attach, self._context.failing.revert_change):
+        if differing := check_configuration(self._transaction, node, attach, self._context.failing.revert_change):
             self._report_unfit(node, differing)
             return
         self._transaction.members.attach(node, attach)
@@ -222,7 +222,7 @@ class MessageHandlers:
         A node that was part of the job is only noted: it counts as lost once its connection ends.
         """
         if node.standby:
-            self._context.standbys.unfit(node, why)
+            self._context.standbys.report_unfit(node, why)
             return
         self._context.last_refusal = why
         if self.forget_if_unknown(node, why):

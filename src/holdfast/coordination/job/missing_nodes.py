@@ -74,7 +74,7 @@ class NeedReporter:
         broken = context.interruption.stop is not None and not context.interruption.awaits(
             context.disconnected.promised
         )
-        if record.plan is not None and broken and (missing := context.replacements.waits(record.plan)):
+        if record.plan is not None and broken and (missing := context.replacements.count_awaited_nodes(record.plan)):
             return Need(nodes=missing, expert_slots=0, why="it goes on with as many nodes as before")
         if record.plan is not None and not (broken and lacks_slots(transaction, config)):
             return None

@@ -111,7 +111,7 @@ class DisconnectedNodes:
             self._starting.discard(node.name)
         return expected
 
-    def lost(self, name: str) -> None:
+    def stop_expecting(self, name: str) -> None:
         """Stop expecting a node, because it has left the job."""
         self._starting.discard(name)
         self._unannounced.discard(name)

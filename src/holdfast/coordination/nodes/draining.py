@@ -20,7 +20,7 @@ import msgspec
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.failures.escalation import EVENT_REASONS
 from holdfast.coordination.generations.interruption import Interruption
-from holdfast.coordination.generations.planner import lacks_slots, only_with, shortage, slots_of
+from holdfast.coordination.generations.planner import hold_only_copy, lacks_slots, shortage, slots_of
 from holdfast.coordination.inputs import Failure
 from holdfast.coordination.membership import Node
 from holdfast.coordination.nodes.disconnected_nodes import DisconnectedNodes
@@ -128,7 +128,7 @@ class Draining:
         new = [name for name in names if name not in before and name not in drained]
         if new and stays:
             self._replacements.check_room(new)
-        elif new and (why := self._why_not({one.node for one in record.leaving if not one.stays} | set(new))):
+        elif new and (why := self._explain_refusal({one.node for one in record.leaving if not one.stays} | set(new))):
             raise RefusedError(f"{named(new)} cannot leave: {why}")
         return new
 
@@ -146,7 +146,7 @@ class Draining:
         known = next((one for one in record.leaving if one.node == name), Departure(node=name, since=transaction.now))
         if record.outcome or known.owed or known.until:
             return ""
-        if why := self._why_not({one.node for one in others if not one.stays} | {name}):
+        if why := self._explain_refusal({one.node for one in others if not one.stays} | {name}):
             return why
         until = transaction.now + grace_s
         departure = Departure(node=name, since=transaction.now, until=until, beside=known.beside, closes=known.closes)
@@ -169,7 +169,7 @@ class Draining:
         others = tuple(one for one in record.leaving if one.node != name)
         known = next((one for one in record.leaving if one.node == name), Departure(node=name, since=now))
         leaving = {one.node for one in others if not one.stays} | {name}
-        if why := self._cannot(self._rest(leaving, without={name})):
+        if why := self._explain_shortage(self._rest(leaving, without={name})):
             return why
         self._transaction.change(
             leaving=(*others, Departure(node=name, since=known.since, until=known.until, closes=True))
@@ -195,13 +195,13 @@ class Draining:
             raise RefusedError(f"node {name} is still about to leave: ask again once it has left")
         return self.readmit(name)
 
-    def bars(self, name: str) -> bool:
+    def is_drained(self, name: str) -> bool:
         """Return whether a node was drained and may not join."""
         return any(one.node == name for one in self._transaction.record.drained)
 
     # ---- leaving ----
 
-    def going(self, workers: Iterable[str], plan: GenerationPlan | None = None) -> list[str]:
+    def find_leaving_workers(self, workers: Iterable[str], plan: GenerationPlan | None = None) -> list[str]:
         """Return which of these workers are on nodes that can leave as soon as possible, or are retained.
 
         A node that is moved, or has a deadline late enough, waits for a warm standby. If that can join next to it
@@ -215,33 +215,33 @@ class Draining:
             return []
         here = {one.node for one in leaving if one.owed or self._replacements.is_beside(one, plan)}
         waiting = [one for one in leaving if not one.owed and not self._replacements.is_beside(one)]
-        found = self._replacements.targets(waiting)
+        found = self._replacements.select_standbys(waiting)
         for one in waiting:
             if (not self._replacements.goes_beside(one)) if one.node in found else not (one.stays or self.in_time(one)):
                 here.add(one.node)
         return [worker for worker in workers if node_of(worker) in here]
 
-    def enter_beside(self, *, whoever: bool = False) -> None:
+    def promote_replacements(self, *, even_if_late: bool = False) -> None:
         """Promote warm standbys to join next to the draining nodes that they will replace.
 
         Args:
-            whoever: also if there is too little time for that, or if nodes otherwise join only by a restart.
+            even_if_late: also if there is too little time for that, or if nodes otherwise join only by a restart.
         """
         waiting = [
             one for one in self._transaction.record.leaving if not one.owed and not self._replacements.is_beside(one)
         ]
-        waiting = [one for one in waiting if whoever or self._replacements.goes_beside(one)]
-        for name, (standby, _) in self._replacements.targets(waiting).items():
+        waiting = [one for one in waiting if even_if_late or self._replacements.goes_beside(one)]
+        for name, (standby, _) in self._replacements.select_standbys(waiting).items():
             self._replacements.promote(standby)
             entry = next(one for one in waiting if one.node == name)
             self._write(msgspec.structs.replace(entry, beside=standby))
             self._not_before = 0
 
-    def followed(self) -> None:
+    def assign_lost_ranks(self) -> None:
         """Give lost draining nodes' ranks to the standbys that had joined to replace them."""
         for one in self._transaction.record.leaving:
             if one.node not in self._transaction.members.nodes and self._replacements.is_beside(one):
-                self._replacements.has_come(one)
+                self._replacements.assign_joined_standby(one)
 
     def in_time(self, one: Departure) -> bool:
         """Return whether a node with a deadline can wait until a standby has warmed up to replace it.
@@ -260,7 +260,7 @@ class Draining:
         cold_s = min((seconds for seconds in warm_s if seconds > 0), default=math.inf)
         return cold_s + self._costs.step_s + self._costs.of(Cost.DECISION)
 
-    def _note(self, one: Departure, *, replaced: bool) -> None:
+    def _keep_details(self, one: Departure, *, replaced: bool) -> None:
         """Keep the time that was left and the missing standby, for the event when a node with a deadline has left."""
         grace_s, left_s = one.until - one.since, one.until - self._transaction.now
         how = f"told to end with a grace of {grace_s:g} s, of which {max(left_s, 0.0):.1f} s were left"
@@ -291,7 +291,11 @@ class Draining:
             safe = max(self._ledger.proven, written) >= one.step
             if one.owed and (safe or not self._transaction.members.unfinished(plan)):
                 self._complete(one)
-            elif one.stays and not self._replacements.is_beside(one) and (why := self._replacements.in_vain(one)):
+            elif (
+                one.stays
+                and not self._replacements.is_beside(one)
+                and (why := self._replacements.explain_no_standby(one))
+            ):
                 transaction, record = self._transaction, self._transaction.record
                 transaction.change(leaving=tuple(other for other in record.leaving if other.node != one.node))
                 transaction.emit(NodeStayed, node=one.node, reason="no_standby", detail=why)
@@ -307,20 +311,20 @@ class Draining:
         if (decision := self._transaction.record.decision) is not None and self._ledger.committed <= decision.applied:
             # The commit belongs to the plan's initial state. Members are already in the midst of the next step.
             return
-        if leavers := self.go_next(plan):
+        if leavers := self.find_next_leavers(plan):
             staying = {one.node for one in self._transaction.record.leaving if one.stays}
             only_moves = staying >= set(map(node_of, leavers))
             self._interruption.start(self._transaction.now, reason=MOVE if only_moves else DRAIN)
 
-    def go_next(self, plan: GenerationPlan) -> list[str]:
+    def find_next_leavers(self, plan: GenerationPlan) -> list[str]:
         """Return the members of the plan in force that can leave at the end of the step.
 
         [] if they have the only copy of some experts, if the others lack slots, or within 10 steps of a failed try.
         """
         if self._ledger.committed < self._not_before:
             return []
-        leavers = self.going(plan.workers, plan)
-        if not leavers or only_with(self._transaction.record, plan, leavers):
+        leavers = self.find_leaving_workers(plan.workers, plan)
+        if not leavers or hold_only_copy(self._transaction.record, plan, leavers):
             return []
         here = [info.id for info in self._transaction.members.workers()]
         return leavers if self.can_go(leavers, here) else []
@@ -333,7 +337,11 @@ class Draining:
             leavers: the workers that leave.
             workers: all workers that may take part.
         """
-        rest = [worker for worker in (*workers, *self._replacements.heirs(leavers)) if worker not in leavers]
+        rest = [
+            worker
+            for worker in (*workers, *self._replacements.find_replacing_workers(leavers))
+            if worker not in leavers
+        ]
         return bool(rest) and not lacks_slots(self._transaction, self._config, rest)
 
     def postpone(self) -> None:
@@ -353,17 +361,17 @@ class Draining:
         leaving = [one for one in transaction.record.leaving if one.node in names]
         places = self._replacements.unfollowed(names)
         followed = [one for one in leaving if not one.owed and self._replacements.is_beside(one)]
-        found = {name: standby for name, (standby, _) in self._replacements.targets(places).items()}
+        found = {name: standby for name, (standby, _) in self._replacements.select_standbys(places).items()}
         found |= {one.node: one.beside for one in followed}
-        self._replacements.pass_on(found)
+        self._replacements.reassign_draining_nodes(found)
         for one in followed:
-            self._replacements.has_come(one)
+            self._replacements.assign_joined_standby(one)
         taking = self._replacements.stand_in_for(places)
         for one in leaving:
             retained = tuple(worker for worker in leavers if node_of(worker) == one.node)
             transaction.members.owe(one.node)
             if one.until and not (one.owed or one.closes):
-                self._note(one, replaced=one.node in found)
+                self._keep_details(one, replaced=one.node in found)
             if not (one.owed or one.stays or one.until or one.node in found):
                 transaction.change(wanted=max(0, transaction.record.wanted - 1))
             beside = found.get(one.node, one.beside)
@@ -405,7 +413,7 @@ class Draining:
             if failure.kind is not FailureKind.CONNECTION_LOST:
                 transaction.close(node.connection)
             transaction.members.remove(node.name)
-        self._disconnected.lost(failure.node)
+        self._disconnected.stop_expecting(failure.node)
         self._complete(found[0], f"it was lost as it left: {why}")
         return True
 
@@ -435,7 +443,7 @@ class Draining:
             if one.owed or (node is not None and followed):
                 transaction.emit(NodeLeft, node=one.node, reason=MOVED, detail=why)
             if node is not None and (one.owed or followed):
-                self._standbys.returned(node, warm=bool(one.owed))
+                self._standbys.make_standby(node, warm=bool(one.owed))
             return
         departure, places = Departure(node=one.node, since=one.since), not (was_standby or one.owed or followed)
         why = why or self._noted.pop(one.node, "")
@@ -448,7 +456,7 @@ class Draining:
             self.forget(node)
         else:
             # It left while no coordinator ran, and need not come back.
-            self._disconnected.lost(one.node)
+            self._disconnected.stop_expecting(one.node)
         if not was_standby and (one.owed or node is not None):
             transaction.emit(NodeLeft, node=one.node, reason=DRAINED, detail=why)
 
@@ -468,7 +476,7 @@ class Draining:
 
     def forget(self, node: Node) -> tuple[str, ...]:
         """Remove a node and the reports of its workers, without an event; return its workers."""
-        self._disconnected.lost(node.name)
+        self._disconnected.stop_expecting(node.name)
         for worker in (workers := self._transaction.members.remove(node.name)):
             self._ledger.forget(worker)
             self._interruption.forget(worker)
@@ -477,10 +485,10 @@ class Draining:
     def set_aside(self, name: str) -> None:
         """Make a node without ranks a standby, because another node has the ranks for which it came."""
         node = self._transaction.members.nodes[name]
-        self._disconnected.lost(name)
+        self._disconnected.stop_expecting(name)
         if node.told or node.returning:
             self._transaction.emit(NodeLeft, node=name, reason=MOVED, detail="another node has taken its place")
-        self._standbys.returned(node, warm=False)
+        self._standbys.make_standby(node, warm=False)
 
     # ---- checks ----
 
@@ -492,10 +500,10 @@ class Draining:
             without: the nodes among them that are not replaced.
         """
         workers = (info.id for info in self._transaction.members.workers())
-        taking = self._taking([name for name in names if name not in without])
+        taking = self._find_replacing_workers([name for name in names if name not in without])
         return [worker for worker in workers if node_of(worker) not in names] + taking
 
-    def _cannot(self, rest: list[str]) -> str:
+    def _explain_shortage(self, rest: list[str]) -> str:
         """Return why the job could not continue with only these workers, with the remedy, or "".
 
         It needs at least one worker, and slots for all experts.
@@ -508,14 +516,14 @@ class Draining:
             return str(found) if found is not None else "the others are too few for a replica of all experts"
         return ""
 
-    def _why_not(self, names: Collection[str]) -> str:
+    def _explain_refusal(self, names: Collection[str]) -> str:
         """Return why the job could not continue with its guarantees if these nodes left, or "".
 
-        Besides `_cannot`, each expert must stay on as many nodes as the fault threshold asks for, unless it already is
-        not.
+        Besides `_explain_shortage`, each expert must stay on as many nodes as the fault threshold asks for, unless it
+        already is not.
         """
         transaction, record, config, rest = self._transaction, self._transaction.record, self._config, self._rest(names)
-        if why := self._cannot(rest):
+        if why := self._explain_shortage(rest):
             return why
         plan, shape = record.plan, record.expert_shape
         if shape is None or plan is None or plan.expert_plan is None or config.spec.experiments.static_experts:
@@ -534,9 +542,11 @@ class Draining:
             )
         return ""
 
-    def _taking(self, names: Collection[str]) -> list[str]:
+    def _find_replacing_workers(self, names: Collection[str]) -> list[str]:
         """Return the workers of the standbys that would replace these nodes now."""
         known, since = {one.node: one for one in self._transaction.record.leaving}, self._transaction.now
-        found = self._replacements.targets([known.get(name, Departure(node=name, since=since)) for name in names])
+        found = self._replacements.select_standbys(
+            [known.get(name, Departure(node=name, since=since)) for name in names]
+        )
         nodes = self._transaction.members.nodes
         return [worker for standby, _ in found.values() for worker in nodes[standby].workers]

@@ -9,7 +9,7 @@ import msgspec
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.experts.blobs import count_fewest_nodes, find_lost_experts
 from holdfast.coordination.experts.placing import PlacementQuestion, compute_placement, keep_placement
-from holdfast.coordination.generations.planner import lacks_slots, only_with, placement_question
+from holdfast.coordination.generations.planner import hold_only_copy, lacks_slots, placement_question
 from holdfast.coordination.nodes.draining import Draining
 from holdfast.coordination.progress.loads import LoadBook
 from holdfast.coordination.transaction import Transaction
@@ -34,12 +34,12 @@ class ExpertHandoff:
 
         If the others have no slots for them, standbys that replace the nodes are promoted to join first.
         """
-        leavers = self._draining.going(plan.workers, plan)
-        if not leavers or not only_with(self._transaction.record, plan, leavers):
+        leavers = self._draining.find_leaving_workers(plan.workers, plan)
+        if not leavers or not hold_only_copy(self._transaction.record, plan, leavers):
             return None
         stayers = [worker for worker in plan.workers if worker not in leavers]
         if not stayers or lacks_slots(self._transaction, self._config, stayers):
-            self._draining.enter_beside(whoever=True)
+            self._draining.promote_replacements(even_if_late=True)
             return None
         if plan.expert_plan is None:
             return None

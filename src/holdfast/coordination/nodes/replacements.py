@@ -53,7 +53,7 @@ class Replacements:
         nodes = self._transaction.members.nodes
         return [worker for name in self._stand_ins if self._stands_in(name) for worker in nodes[name].workers]
 
-    def over(self) -> dict[str, tuple[str, str]]:
+    def pop_stand_ins(self) -> dict[str, tuple[str, str]]:
         """Return the replacements of the next generation, which is decided now, and clear them.
 
         Returns:
@@ -62,7 +62,7 @@ class Replacements:
         stand_ins, self._stand_ins = self._stand_ins, {}
         return {name: whose for name, whose in stand_ins.items() if self._stands_in(name)}
 
-    def pass_on(self, successors: Mapping[str, str]) -> None:
+    def reassign_draining_nodes(self, successors: Mapping[str, str]) -> None:
         """Assign draining nodes to other standbys, if their joined standbys are lost or leave themselves.
 
         Args:
@@ -84,20 +84,20 @@ class Replacements:
         if not members.standbys or not self._config.spec.recovery.uses_standbys or not choice.at_once:
             return
         self._stand_ins = {name: whose for name, whose in self._stand_ins.items() if self._stands_in(name)}
-        for name in self._empty(plan):
+        for name in self._find_unreplaced_nodes(plan):
             standby = self._choose(name, self._candidates())
             if standby is None:
                 return
             self.promote(standby)
-            self._stand_ins[standby] = name, self._whence(name, standby)
-            self.pass_on({name: standby})
+            self._stand_ins[standby] = name, self._describe_nearness(name, standby)
+            self.reassign_draining_nodes({name: standby})
 
     def _weigh(self, plan: GenerationPlan) -> Replacement:
         """Decide whether standbys replace the lost nodes now, and keep the reason.
 
         Only with `auto` and a warm standby it is weighed by costs; otherwise the answer is yes.
         """
-        empty, recovery = self._empty(plan), self._config.spec.recovery
+        empty, recovery = self._find_unreplaced_nodes(plan), self._config.spec.recovery
         if not empty or recovery.on_node_failure != "auto":
             return Replacement(at_once=True, why="")
         members, nodes = self._transaction.members, list(workers_by_node(plan))
@@ -118,9 +118,9 @@ class Replacements:
         leaving = self._transaction.record.leaving
         return [one for one in leaving if one.node in names and not one.owed and not self.is_beside(one)]
 
-    def heirs(self, leavers: Iterable[str]) -> list[str]:
+    def find_replacing_workers(self, leavers: Iterable[str]) -> list[str]:
         """Return the workers of warm standbys that would replace these workers' nodes now."""
-        taken = self.targets(self.unfollowed(set(map(node_of, leavers)))).values()
+        taken = self.select_standbys(self.unfollowed(set(map(node_of, leavers)))).values()
         return [worker for name, _ in taken for worker in self._transaction.members.nodes[name].workers]
 
     def goes_beside(self, one: Departure) -> bool:
@@ -151,11 +151,11 @@ class Replacements:
         joined = self.is_beside(one, self._transaction.record.plan)
         return self.is_beside(one) and not joined, joined
 
-    def has_come(self, one: Departure) -> None:
+    def assign_joined_standby(self, one: Departure) -> None:
         """Assign a joined standby to its node's ranks in the next generation."""
-        self._stand_ins[one.beside] = one.node, self._why_it(one, one.beside)
+        self._stand_ins[one.beside] = one.node, self._explain_choice(one, one.beside)
 
-    def targets(self, leaving: Iterable[Departure]) -> dict[str, tuple[str, str]]:
+    def select_standbys(self, leaving: Iterable[Departure]) -> dict[str, tuple[str, str]]:
         """Return the warm standby that would replace each leaving node, with the reason of the choice.
 
         It is the requested one, for which the node waits while it may become warm, else the nearest. Nodes without one
@@ -173,16 +173,16 @@ class Replacements:
             elif one.stays or self._config.spec.recovery.uses_standbys:
                 choice = self._choose(one.node, [name for name in free if name not in named])
             if choice is not None:
-                found[one.node] = choice, self._why_it(one, choice)
+                found[one.node] = choice, self._explain_choice(one, choice)
                 del free[choice]
         return found
 
-    def _why_it(self, one: Departure, name: str) -> str:
+    def _explain_choice(self, one: Departure, name: str) -> str:
         """Return why this standby replaces a leaving node: by request, or for its rack or zone; "" without a reason."""
         if one.to == name:
             return "it was asked for"
         gone = f"standby {one.to}, which was asked for, cannot replace it; " if one.to else ""
-        return (gone + self._whence(one.node, name)).removesuffix("; ")
+        return (gone + self._describe_nearness(one.node, name)).removesuffix("; ")
 
     def _may_come(self, name: str) -> bool:
         """Return whether a node may become a warm standby: it is a standby, or is moved before."""
@@ -199,10 +199,10 @@ class Replacements:
             return f"{before[0]}, which gives its own place away before it and is a standby then"
         return f"a standby to be warm ({one.to}, which was asked for, cannot be)" if one.to else "a standby to be warm"
 
-    def in_vain(self, one: Departure) -> str:
+    def explain_no_standby(self, one: Departure) -> str:
         """Return why no standby will ever replace a node, with the remedy; "" if one may, or if none exists."""
         here = self._transaction.members.standbys
-        whys = [self._standbys.in_vain(name) for name in here]
+        whys = [self._standbys.explain_never_warm(name) for name in here]
         if not whys or not all(whys) or self._standbys.awaited or self._becoming():
             return ""
         return f"{'; '.join(whys)}: {_remedy([one.node], 'another')}"
@@ -214,7 +214,7 @@ class Replacements:
 
     def stand_in_for(self, leaving: Iterable[Departure]) -> list[str]:
         """Assign warm standbys to these leaving nodes; return the workers of all replacements."""
-        for name, (standby, why) in self.targets(leaving).items():
+        for name, (standby, why) in self.select_standbys(leaving).items():
             self.promote(standby)
             self._stand_ins[standby] = name, why
         return self.workers
@@ -224,7 +224,7 @@ class Replacements:
         """The nodes that were slow recently: they replace others only as a last resort."""
         return {one.node for one in self._transaction.record.slow if one.until > self._transaction.now}
 
-    def waits(self, plan: GenerationPlan) -> int:
+    def count_awaited_nodes(self, plan: GenerationPlan) -> int:
         """Return how many lost nodes the job must wait for before it continues: 0 unless its policy is to wait.
 
         Nodes with starting workers count as missing.
@@ -232,7 +232,7 @@ class Replacements:
         if not self._config.spec.recovery.waits_for_nodes:
             return 0
         coming = {node.name for node in self._transaction.members.regular if node.coming}
-        return len(self._empty(plan, coming))
+        return len(self._find_unreplaced_nodes(plan, coming))
 
     @property
     def needed(self) -> int:
@@ -246,7 +246,7 @@ class Replacements:
             return spec.nodes_to_begin
         return max(record.wanted, 1) if spec.recovery.waits_for_nodes else 1
 
-    def take_over(self) -> None:
+    def promote_to_restart(self) -> None:
         """Promote standbys if too few nodes are left to restart the job, or too few slots for all experts.
 
         Without a checkpoint and other nodes, one with an intact initial state is preferred. Nothing before the first
@@ -267,7 +267,7 @@ class Replacements:
             )
             self.promote(here[0].name)
 
-    def grow(self, plan: GenerationPlan) -> None:
+    def promote_for_missing_nodes(self, plan: GenerationPlan) -> None:
         """Promote warm standbys to join while the job has too few nodes, near the lost ones if possible."""
         members = self._transaction.members
         if not members.standbys or not self._config.spec.recovery.uses_standbys:
@@ -293,7 +293,7 @@ class Replacements:
         """Return whether all workers of a node have an intact initial state."""
         return len(self._standbys.fresh(node.workers)) == len(node.workers)
 
-    def _empty(self, plan: GenerationPlan, without: Collection[str] = ()) -> list[str]:
+    def _find_unreplaced_nodes(self, plan: GenerationPlan, without: Collection[str] = ()) -> list[str]:
         """Return the lost nodes of a plan without a replacement, in rank order.
 
         Nodes that have connected since also count as replacements. Drained nodes, and nodes that the pool recalls, need
@@ -345,16 +345,16 @@ class Replacements:
             return None
         slow = self.slow
         candidates = [name for name in candidates if name not in slow] or candidates
-        return max(candidates, key=lambda name: self._near(lost, name))
+        return max(candidates, key=lambda name: self._is_near(lost, name))
 
-    def _near(self, lost: str, name: str) -> tuple[bool, bool]:
+    def _is_near(self, lost: str, name: str) -> tuple[bool, bool]:
         """Return whether a node is in the rack, and in the zone, of another one."""
         rack, zone = self._transaction.members.place_of(lost)
         its_rack, its_zone = self._transaction.members.place_of(name)
         return bool(rack) and its_rack == rack, bool(zone) and its_zone == zone
 
-    def _whence(self, lost: str, name: str) -> str:
-        return _whence(*self._transaction.members.place_of(lost), *self._near(lost, name))
+    def _describe_nearness(self, lost: str, name: str) -> str:
+        return _describe_place(*self._transaction.members.place_of(lost), *self._is_near(lost, name))
 
     def promote(self, name: str) -> None:
         """Make a standby a regular node, which joins or replaces a node."""
@@ -393,7 +393,7 @@ class Replacements:
                 raise BadInputError(f"standby {name} will replace node {taken}: name another")
             if not (name in standbys or taken is not None or self._may_come(name)):
                 raise BadInputError(f"node {name} is in use: it has a place of its own; name a standby")
-            if name in standbys and (why := self._standbys.in_vain(name)):
+            if name in standbys and (why := self._standbys.explain_never_warm(name)):
                 raise RefusedError(f"{why}: name another, or start one (holdfast agent --standby)")
 
     def check_room(self, names: Sequence[str]) -> None:
@@ -404,7 +404,7 @@ class Replacements:
             RefusedError: there cannot be enough; the message has the remedy.
         """
         standbys = self._transaction.members.standbys
-        whys = [why for name in standbys if (why := self._standbys.in_vain(name))]
+        whys = [why for name in standbys if (why := self._standbys.explain_never_warm(name))]
         # Each waiting move uses one standby and creates one. `holdfast run` starts missing standbys itself.
         usable = len(standbys) - len(whys)
         room = max(usable + len(self._becoming()), self._config.spec.recovery.standbys - len(whys))
@@ -423,7 +423,7 @@ def _remedy(names: Sequence[str], which: str) -> str:
     return f"start {which} (holdfast agent --standby), or let it leave (holdfast drain {' '.join(names)})"
 
 
-def _whence(rack: str, zone: str, in_rack: bool, in_zone: bool) -> str:
+def _describe_place(rack: str, zone: str, in_rack: bool, in_zone: bool) -> str:
     """Return that a standby is in the named rack or zone of the other node, or that none is; "" if none was named.
 
     Args:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from holdfast.coordination.config import CoordinatorConfig
-from holdfast.coordination.generations.configuration_check import misfit
+from holdfast.coordination.generations.configuration_check import check_configuration
 from holdfast.coordination.inputs import Failure
 from holdfast.coordination.membership import Node
 from holdfast.coordination.progress.costs import Cost, MeasuredCosts
@@ -70,7 +70,7 @@ class StandbyNodes:
 
     # ---- arrivals ----
 
-    def waits(self, hello: Hello) -> bool:
+    def is_standby(self, hello: Hello) -> bool:
         """Return whether a connecting agent is a standby: it was started as one and has not replaced a node yet.
 
         The record decides for a known agent process, the agent's own setting for a new one; a planned node is not a
@@ -107,7 +107,7 @@ class StandbyNodes:
         start_s = 0.0 if node.complete else max(0.0, self._costs.of(Cost.START) - (self._transaction.now - node.came))
         return max(start_s + warm_s - (self._transaction.now - warm_up.since if warm_up.asked else 0.0), 0.0)
 
-    def in_vain(self, name: str) -> str:
+    def explain_never_warm(self, name: str) -> str:
         """Return why a connected standby will never be warm, or "": it does not fit, or has failed 3 times."""
         node, entry = self._transaction.members.standbys[name], self._entry(name)
         warm_up = self._warm_ups[name]
@@ -119,7 +119,9 @@ class StandbyNodes:
 
     def may_come(self, name: str) -> bool:
         """Return whether a standby is warm, may become warm, or may still reconnect to this coordinator."""
-        return not self.in_vain(name) if name in self._transaction.members.standbys else name in self._awaited
+        return (
+            not self.explain_never_warm(name) if name in self._transaction.members.standbys else name in self._awaited
+        )
 
     @property
     def awaited(self) -> bool:
@@ -138,7 +140,7 @@ class StandbyNodes:
         self._warm_ups.pop(name)
         return self._transaction.members.promote(name)
 
-    def returned(self, node: Node, *, warm: bool = True) -> None:
+    def make_standby(self, node: Node, *, warm: bool = True) -> None:
         """Make a node that has left the world a standby, and its workers with it. Their initial state is void.
 
         Workers with script errors are replaced. If all others have trained, the node is warm, which is emitted.
@@ -152,7 +154,7 @@ class StandbyNodes:
         for worker in raised:
             self._replace(node, worker)
         self._warm_ups[node.name] = _WarmUp(warm=trained)
-        self._spoilt(trained)
+        self._void_initial_states(trained)
         for worker in trained:
             transaction.order(
                 worker, BecomeStandby(term=transaction.record.term, generation=transaction.record.generation)
@@ -183,7 +185,7 @@ class StandbyNodes:
                 continue
             self._write(msgspec.structs.replace(entry, tries=entry.tries + 1))
             warm_up.asked, warm_up.since, warm_up.told = set(cold), transaction.now, False
-            self._spoilt(cold)
+            self._void_initial_states(cold)
             for worker in cold:
                 transaction.order(worker, Warm(term=transaction.record.term))
 
@@ -191,9 +193,9 @@ class StandbyNodes:
         """Return whether a standby matches the job; report it as unfit if not. When it came, the job may have had no
         settings.
         """
-        found = (misfit(self._transaction, node, info.attach) for info in node.workers.values())
+        found = (check_configuration(self._transaction, node, info.attach) for info in node.workers.values())
         if why := next(filter(None, found), ""):
-            self.unfit(node, why)
+            self.report_unfit(node, why)
         return not why
 
     def tick(self) -> None:
@@ -219,13 +221,13 @@ class StandbyNodes:
         When all workers of the node are warm, record and emit that it is ready. An error is reported, and tried again
         later.
         """
-        self._spoilt([message.worker])
+        self._void_initial_states([message.worker])
         if not node.standby:
             return
         warm_up, worker = self._warm_ups[node.name], message.worker
         if message.error:
             warm_up.warm.pop(worker, None)
-            self._cold(node, worker, message.error)
+            self._on_warm_up_failed(node, worker, message.error)
             return
         warm_up.asked.discard(worker)
         warm_up.warm[worker] = message.seconds
@@ -254,11 +256,11 @@ class StandbyNodes:
             if message.worker in node.broken:
                 return True
             self._transaction.members.drop(node, message.worker)
-            self._lost(node, message.worker)
+            self._forget_warm_ups(node, message.worker)
             if message.exit_code == EXIT_BAD_INPUT or message.final:
                 self._refuse(node, message.detail)
             else:
-                self._cold(node, message.worker, message.detail)
+                self._on_warm_up_failed(node, message.worker, message.detail)
             return True
         if isinstance(message, Leave):
             if message.awaits_answer:
@@ -270,10 +272,10 @@ class StandbyNodes:
     def on_raised(self, node: Node, worker: str, why: str) -> None:
         """Replace a standby's process that has a script error from before; the node is no longer warm."""
         self._replace(node, worker)
-        self._lost(node, worker)
-        self._cold(node, worker, why)
+        self._forget_warm_ups(node, worker)
+        self._on_warm_up_failed(node, worker, why)
 
-    def _lost(self, node: Node, worker: str) -> None:
+    def _forget_warm_ups(self, node: Node, worker: str) -> None:
         """Forget the warm-ups of a lost process and of the others in its replica group."""
         for one in (worker, *self._transaction.drop_group_of(worker)):
             self._void.pop(one, None)
@@ -308,9 +310,9 @@ class StandbyNodes:
     def _refuse(self, node: Node, why: str) -> None:
         """Order a useless standby to end, and report it."""
         self._transaction.send(node.connection, EndNode(exit_code=EXIT_BAD_INPUT, why=why, alone=True))
-        self.unfit(node, why)
+        self.report_unfit(node, why)
 
-    def unfit(self, node: Node, why: str) -> None:
+    def report_unfit(self, node: Node, why: str) -> None:
         """Report once that a standby does not match the job and was ordered to end. It is not warmed up again."""
         warm_up = self._warm_ups[node.name]
         if not warm_up.refused:
@@ -330,20 +332,20 @@ class StandbyNodes:
         warm_up = self._warm_ups.pop(node.name)
         if not warm_up.told:
             self._emit_failed(node, why)
-        self._not_ready(node.name)
+        self._unset_ready(node.name)
 
-    def _cold(self, node: Node, worker: str, why: str) -> None:
+    def _on_warm_up_failed(self, node: Node, worker: str, why: str) -> None:
         """Record that a standby's worker is not warm, and delay the next try. Emit the failure, once for each try."""
         warm_up = self._warm_ups[node.name]
         told, under_way = warm_up.told, worker in warm_up.asked
-        was_ready = self._not_ready(node.name)
+        was_ready = self._unset_ready(node.name)
         warm_up.asked.discard(worker)
         warm_up.not_before = self._transaction.now + self._config.join_retry_s
         if was_ready or (under_way and not told):
             warm_up.told = True
             self._emit_failed(node, why)
 
-    def _not_ready(self, name: str) -> bool:
+    def _unset_ready(self, name: str) -> bool:
         """Record that a standby is not ready; return whether it was."""
         entry = self._entry(name)
         if entry is None or not entry.ready:
@@ -365,7 +367,7 @@ class StandbyNodes:
             StandbyFailed, node=node.name, why=why[:1000], tries=tries, again=again and tries < MAX_TRIES
         )
 
-    def _spoilt(self, workers: Iterable[str]) -> None:
+    def _void_initial_states(self, workers: Iterable[str]) -> None:
         """Record that these workers have no intact initial state, because they warm up, or have, or have trained."""
         self._void.update(dict.fromkeys(workers))
         for worker in list(itertools.islice(self._void, max(0, len(self._void) - _KEPT_WORKERS))):

@@ -119,7 +119,7 @@ class StartProbes:
         while self._failed and self._accusers(worst := max(self._failed, key=self._rank)) >= TRIES:
             refused.append(self._refuse(worst))
         unclear = self._unclear_nodes()
-        if self._asks_third(unclear):
+        if self._probe_with_third(unclear):
             return refused
         self._rounds, self._unclear_since = self._rounds + 1 if unclear else 0, self._transaction.now
         if self._rounds == 1:
@@ -160,19 +160,23 @@ class StartProbes:
         self._refused.add(one)
         return refused
 
-    def _asks_third(self, unclear: list[int]) -> bool:
+    def _probe_with_third(self, unclear: list[int]) -> bool:
         """Probe unclear nodes with others that they have not tried; return whether any probe is in progress now.
 
         After 6 failures a node tries no others.
         """
         asked = set[int]()
         for one in unclear:
-            if one not in asked and len(self._failed[one]) < _MOST_FAILURES and (third := self._third(one)) is not None:
+            if (
+                one not in asked
+                and len(self._failed[one]) < _MOST_FAILURES
+                and (third := self._find_untried_node(one)) is not None
+            ):
                 self._probe(self._node(one), third)
                 asked |= {one, third.connection}
         return bool(self._under_way)
 
-    def _third(self, one: int) -> Node | None:
+    def _find_untried_node(self, one: int) -> Node | None:
         """Return the newest node on another host that another one has not tried, or None."""
         node, tried = self._node(one), self._failed[one].keys()
         newest = islice(reversed(self._transaction.members.nodes.values()), _LOOK_BACK)

@@ -191,7 +191,7 @@ class JobPoolClient:
         """
         held = self._held
         if held is None:
-            return self._standbys.waits(hello)
+            return self._standbys.is_standby(hello)
         return held.grants[hello.node].standby and not self._transaction.planned_on(hello.node)
 
     def refuse_node(self, node: str, why: str) -> None:

@@ -44,7 +44,7 @@ class JobEnd:
         transaction.change(outcome="finished")
         self._cancel_moves()
         self._emit_finished("stopped" if stops else "completed", next(filter(None, stops), ""))
-        transaction.order_all((info.id for info in transaction.members.everybody()), JobDone())
+        transaction.order_all((info.id for info in transaction.members.all_workers()), JobDone())
         # Nodes without workers are still starting, and JobDone would reach no worker there.
         starting = (node.connection for node in transaction.members.nodes.values() if not node.workers)
         transaction.broadcast(starting, EndNode(exit_code=EXIT_DONE, why="the job is done"))

@@ -149,7 +149,7 @@ class Failures:
         """
         transaction, evidence, tries = self._transaction, failure.evidence, self._escalation.count_failure(failure)
         if failure.severity is Severity.NODE or evidence.category in MACHINE_CLASSES:
-            transaction.members.failed(failure.node)
+            transaction.members.count_failure(failure.node)
         transaction.emit(
             FailureDetected,
             node=failure.node,
@@ -196,7 +196,7 @@ class Failures:
         or differs, its agent is told to replace the workers and reconnect. Otherwise only its connection is closed.
         """
         transaction, tries = self._transaction, self._emit_failure(failure)
-        self._disconnected.lost(failure.node)
+        self._disconnected.stop_expecting(failure.node)
         self._costs.lost(transaction.now)
         node, why = transaction.members.nodes.get(failure.node), failure.evidence.detail
         beyond = node is not None and (
