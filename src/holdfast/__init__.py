@@ -52,7 +52,11 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """Import the runtime, and with it torch, only when a script uses it."""
+    """Return `__version__` or a public name of the runtime. The runtime, and with it torch, is imported only now.
+
+    Raises:
+        AttributeError: the name is not public.
+    """
     if name == "__version__":
         import importlib.metadata
 

@@ -39,7 +39,12 @@ class CountedLog:
             self._log.warning("%s", text)
 
     def is_first(self, kind: str, text: str) -> bool:
-        """Return whether to log a line of this kind now; else count it."""
+        """Return whether to log this line now: True for the first line of its kind in an interval.
+
+        Else count it, for `flush`.
+
+        Finished intervals are flushed first. If there are more than `MAX_KINDS` kinds, further ones share one.
+        """
         self.flush()
         with self._lock:
             known = self._kinds.get(kind) or (self._kinds.get(_OTHERS) if len(self._kinds) > MAX_KINDS else None)
@@ -51,7 +56,11 @@ class CountedLog:
             return True
 
     def flush(self, *, everything: bool = False) -> None:
-        """Log the counts of kinds with a finished interval, or of all kinds."""
+        """Log how many lines of each kind were left out, with the last one, and start a new interval for the kind.
+
+        Only kinds with a finished interval, or all if `everything` is set. A kind without such lines is forgotten, so
+        that its next line is logged at once.
+        """
         now = self._monotonic()
         lines: list[tuple[int, float, str]] = []
         with self._lock:

@@ -92,6 +92,7 @@ def keys_of(struct: type[Struct], prefix: str = "") -> dict[str, Key]:
 
 
 def _keys(struct: type[Struct], prefix: str) -> Iterator[Key]:
+    """Yield the key of each field of a struct, nested structs included; `prefix` is the section with its dot, or ""."""
     hints = get_type_hints(struct, include_extras=True)
     declared = inspect.type_info(struct)
     assert isinstance(declared, inspect.StructType)
@@ -109,7 +110,7 @@ def _keys(struct: type[Struct], prefix: str) -> Iterator[Key]:
 
 
 def schema_of(struct: type[Struct]) -> dict[str, Any]:
-    """Return the JSON schema of a file for a struct."""
+    """Return the JSON schema of a file for a struct. A number with a unit may also be a string, such as "15m"."""
     schema = msgspec.json.schema(struct)
     for key in keys_of(struct).values():
         if "unit" in key.extra and not isinstance(key.kind, inspect.StrType):
@@ -147,6 +148,11 @@ def open_given(path: Path) -> BinaryIO:
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
+    """Open a file, for `open`. A pipe without a writer must not block, and a device is refused.
+
+    Raises:
+        OSError: the file cannot be opened, or is a device.
+    """
     descriptor = os.open(path, flags | os.O_NONBLOCK)
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
@@ -160,7 +166,7 @@ def load_toml(path: Path) -> dict[str, Any]:
     """Return the contents of a TOML file.
 
     Raises:
-        BadInputError: the file cannot be read, or is not TOML.
+        BadInputError: the file cannot be read, is not TOML, is nested too deeply, or is larger than `_MOST_BYTES`.
     """
     try:
         with open_given(path) as file:
@@ -179,6 +185,11 @@ def load_toml(path: Path) -> dict[str, Any]:
 
 
 def _flatten(document: Mapping[str, Any], sections: set[str], file: str) -> Iterator[tuple[str, Any]]:
+    """Yield the keys of a TOML document with their values; those in a section as `section.key`.
+
+    Raises:
+        BadInputError: a key contains a dot, or a section is not a table.
+    """
     for name, value in document.items():
         if "." in name:  # Only a key in quotes contains a dot.
             raise BadInputError(f'{file}: "{name}" is one key with a dot: leave the quotes out')
@@ -212,7 +223,9 @@ def check_known(name: str, known: Collection[str], said: str, where: str = "") -
 
 
 def build_struct(struct: type[S], given: Mapping[str, Given]) -> S:
-    """Return a struct with the given values, by key, and defaults for all others.
+    """Return a struct with the given values, checked and converted, and defaults for all other keys.
+
+    Unknown keys are ignored.
 
     Raises:
         BadInputError: a value breaks its rule; the message is about the first one.
@@ -229,7 +242,9 @@ def build_struct(struct: type[S], given: Mapping[str, Given]) -> S:
 
 
 def convert_value(key: Key, given: Given) -> object:
-    """Convert a value to the type of its key.
+    """Convert a value to the type of its key: parse text, apply units, and join paths with the file's folder.
+
+    A URL stays as it is if the key allows URLs.
 
     Raises:
         BadInputError: the value breaks the key's rule.
@@ -253,7 +268,10 @@ def convert_value(key: Key, given: Given) -> object:
 
 
 def _from_text(key: Key, text: str) -> object:
-    """Parse text as TOML, unless the key is a text."""
+    """Parse text as a TOML value, unless the key is a text, a choice, or has a unit.
+
+    Text that is not TOML is returned as it is.
+    """
     if "unit" in key.extra or (isinstance(key.kind, inspect.StrType | inspect.LiteralType) and key.name != "format"):
         return text
     try:
@@ -263,12 +281,14 @@ def _from_text(key: Key, text: str) -> object:
 
 
 def _describe_value(key: Key, given: Given) -> str:
+    """Return a value for a message: a number from the command line as it was written, else shortened and quoted."""
     words = isinstance(key.kind, inspect.StrType | inspect.LiteralType) and "unit" not in key.extra
     text = str(given.value)
     return text if given.text and not words and _is_number(text) and len(text) <= _MOST_SHOWN else shorten(given.value)
 
 
 def _is_number(text: str) -> bool:
+    """Return whether a text is a number."""
     try:
         float(text)
     except ValueError:
@@ -283,7 +303,7 @@ def shorten(value: object) -> str:
 
 
 def describe_rule(key: Key) -> str:
-    """Return the rule for a key's value in words."""
+    """Return the rule for a key's value in words, such as "a whole number from 1 to 8" or "one of auto, off"."""
     kind = key.kind
     if "unit" in key.extra:
         limits = _describe_range(kind) if isinstance(kind, inspect.FloatType) and kind.le is not None else ""
@@ -314,6 +334,7 @@ def describe_rule(key: Key) -> str:
 
 
 def _describe_range(kind: inspect.IntType | inspect.FloatType) -> str:
+    """Return the limits of a number in words that follow "a number", or "" if it has no lower limit."""
     if kind.ge is not None and kind.le is not None:
         return f" from {_format_number(kind.ge)} to {_format_number(kind.le)}"
     if kind.gt is not None and kind.le is not None:

@@ -46,10 +46,10 @@ def for_workers(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def log_level(environment: Mapping[str, str], default: str = "") -> str:
-    """Return the log level from the user's variable, or else `default` ("": unchanged).
+    """Return the log level that the user's environment variable names, or else `default` ("": unchanged).
 
     Raises:
-        BadInputError: the variable names no level.
+        BadInputError: the variable has a value that is not a level.
     """
     level = environment.get(LOG) or default
     if level and level not in LOG_LEVELS:

@@ -42,7 +42,10 @@ def explain_slowness(pattern: str) -> str:
 
 @lru_cache(maxsize=1024)
 def choose_searched_length(pattern: str, most: int) -> int:
-    """Return how many characters of a text, at most `most`, can be searched in one or two seconds."""
+    """Return how many characters of a text, at most `most`, can be searched in one or two seconds.
+
+    The more long repeats of the pattern can share a text in several ways, the fewer characters.
+    """
     free = _count_flexible_repeats(_parse(pattern))
     ways, factorial = _WAYS, 1
     for number in range(2, free + 2):
@@ -51,7 +54,10 @@ def choose_searched_length(pattern: str, most: int) -> int:
 
 
 def can_match_beginning(pattern: str, beginnings: Sequence[str]) -> bool:
-    """Whether a pattern may match in a text with one of these beginnings (in lower case) and any end."""
+    """Whether a pattern may match in a text with one of these beginnings (in lower case) and any end.
+
+    True if unknown. It can only be False if every alternative is anchored at the start of the text.
+    """
     compiled = re.compile(pattern, re.IGNORECASE)
     if compiled.flags & re.MULTILINE:
         return True
@@ -62,6 +68,7 @@ def can_match_beginning(pattern: str, beginnings: Sequence[str]) -> bool:
 
 
 def _parse(pattern: str) -> list[_Node]:
+    """Return the nodes of a pattern, as Python's own parser yields them, without its warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return list(sre_parse.parse(pattern, re.IGNORECASE).data)
@@ -90,7 +97,10 @@ def _inner_patterns(node: _Node) -> list[list[_Node]]:
 
 
 def _count_ways(nodes: list[_Node]) -> float:
-    """Return in how many ways short repeats can match a text, or inf if the number grows with the text."""
+    """Return in how many ways short repeats and alternatives can match a text; inf if that grows with its length.
+
+    It grows if a long repeat contains a repeat or an alternative.
+    """
     ways = 1.0
     for node in nodes:
         inside = max(map(_count_ways, _inner_patterns(node)), default=1.0)
@@ -122,6 +132,7 @@ def _count_choices(bodies: list[list[_Node]]) -> int:
 
 
 def _flatten(nodes: list[_Node]) -> Iterator[_Node]:
+    """Yield all nodes, each followed by the nodes inside it."""
     for node in nodes:
         yield node
         for body in _inner_patterns(node):
@@ -138,7 +149,7 @@ def _inline_groups(nodes: list[_Node]) -> list[_Node]:
 
 
 def _count_flexible_repeats(nodes: list[_Node]) -> int:
-    """Return how many long repeats can leave part of their match to the next node."""
+    """Return how many long repeats can leave part of their match to the node that follows them."""
     line, free = _inline_groups(nodes), 0
     for place, node in enumerate(line):
         name = _node_name(node)
@@ -161,7 +172,7 @@ def _can_overlap(body: list[_Node], follows: _Node) -> bool:
 
 
 def _matched_characters(node: _Node) -> set[str] | None:
-    """Return which of `_CHARACTERS` a node matches, or None if unknown."""
+    """Return which of `_CHARACTERS` a one-character node matches, in both cases; None for other nodes or if unknown."""
     name, value = _node_name(node), node[1]
     if name == "ANY":
         return set(_CHARACTERS)
@@ -193,9 +204,10 @@ def _category_characters(name: str) -> set[str] | None:
 
 
 def _list_openings(nodes: list[_Node]) -> Iterator[tuple[bool, str, bool]]:
-    """Yield the beginnings of matching texts.
+    """Yield the beginnings of texts that a pattern matches.
 
-    Each is (whether a match must start at the beginning of the text, its first letters, whether it has no others).
+    Each is (whether a match must start at the beginning of the text, its first letters in lower case, whether the text
+    ends with them). After `_BEGINNINGS` alternatives it yields one that fits every text.
     """
     ways = [(False, "", _inline_groups(nodes))]
     for _ in range(_BEGINNINGS):

@@ -36,11 +36,12 @@ class StepSamples:
     """
 
     def __init__(self, *, seed: int, micro_batches: int, micro_batch: int) -> None:
-        """Fix what steps are made of.
+        """Set the number and size of a job's micro-batches.
 
         Args:
-            seed: of the order of samples; counts modulo 2**64, as there.
-            micro_batches: M, of every step, up to MAX_MICRO_BATCHES. micro_batch: samples in each of them.
+            seed: of the order of samples; only its lowest 64 bits count.
+            micro_batches: per step, at most `MAX_MICRO_BATCHES`.
+            micro_batch: samples in each of them.
         """
         self.seed = seed % (1 << 64)
         self.micro_batches = micro_batches
@@ -89,7 +90,7 @@ class StepSamples:
         )
 
     def _of(self, step: int) -> tuple[tuple[int, ...], int]:
-        """Return the hashes of a step, and their sum."""
+        """Return the hashes of a step by micro-batch, 32 bits each, and their sum. Only the newest step is cached."""
         known, hashes, total = self._newest
         if known != step:
             # One stream per step, four bytes of it per micro-batch: no hash depends on how many there are.

@@ -92,7 +92,7 @@ class Storage(ABC):
             return file.read(at_most)
 
     def check(self) -> None:
-        """Check, before training, that files can be written here and read again.
+        """Check, before training, that files can be written here and read again, with a small file that is removed.
 
         Raises:
             BadInputError: they cannot.
@@ -111,7 +111,7 @@ class Storage(ABC):
 
 
 def storage_at(place: str | Path) -> Storage:
-    """Return the storage at a path or a URL, without accessing it.
+    """Return the storage at a path or a URL, without accessing it. A `Path` is always local.
 
     Raises:
         BadInputError: the URL needs a library that is not installed, or fsspec does not support it.
@@ -137,12 +137,18 @@ class LocalStorage(Storage):
         self.folder = folder
 
     def entries(self, path: str = "") -> list[str]:
+        """Return the names of all entries of a folder, sorted; [] if the folder does not exist or is a file."""
         try:
             return sorted(os.listdir(self._path(path)))
         except (FileNotFoundError, NotADirectoryError):
             return []
 
     def size(self, path: str) -> int:
+        """Return the bytes of a file.
+
+        Raises:
+            OSError: it does not exist, or is not a regular file, such as a pipe.
+        """
         status = self._path(path).stat()
         if not stat.S_ISREG(status.st_mode):  # a pipe or a device would be read for ever
             raise OSError(errno.EINVAL, "it is not a regular file")
@@ -152,6 +158,11 @@ class LocalStorage(Storage):
         return self._path(path).open("rb")
 
     def write(self, path: str, chunks: Iterable[Chunk]) -> None:
+        """Write a file under a temporary name, sync it, and rename it. After an error the temporary file is removed.
+
+        Every gigabyte is synced, so that `chunks` are taken at the speed of the disk. Missing folders are made, and
+        synced.
+        """
         final = self._path(path)
         _make_folder(final.parent)
         draft = final.with_name(f".{final.name}.{secrets.token_hex(4)}")
@@ -174,6 +185,10 @@ class LocalStorage(Storage):
         self._sync_folders(final)
 
     def create(self, path: str, data: bytes) -> bool | None:
+        """Write a file by a hard link if it does not exist: True if it was written, False if it exists.
+
+        None on a file system without hard links: then nothing was written. The file is not synced.
+        """
         final = self._path(path)
         final.parent.mkdir(parents=True, exist_ok=True)
         draft = final.with_name(f".{final.name}.{secrets.token_hex(4)}")
@@ -191,6 +206,7 @@ class LocalStorage(Storage):
         return True
 
     def copy(self, path: str, target: str) -> None:
+        """Replace `target` by a hard link to a file, or by a copy if links are impossible. Missing folders are made."""
         final = self._path(target)
         _make_folder(final.parent)
         final.unlink(missing_ok=True)
@@ -214,6 +230,10 @@ class LocalStorage(Storage):
             _sync(folder)
 
     def remove(self, path: str) -> None:
+        """Remove a file, or a folder with its contents as far as possible. A missing one is ignored.
+
+        Links are not followed.
+        """
         target = self._path(path)
         if target.is_dir() and not target.is_symlink():
             shutil.rmtree(target, ignore_errors=True)
@@ -222,6 +242,11 @@ class LocalStorage(Storage):
                 target.unlink()
 
     def check(self) -> None:
+        """Make the folder if it is missing, and check its permissions. No file is written.
+
+        Raises:
+            BadInputError: it cannot be made, or is not writable.
+        """
         try:
             _make_folder(self.folder)
         except OSError as error:
@@ -230,6 +255,7 @@ class LocalStorage(Storage):
             raise BadInputError(f"the checkpoint directory {self.folder} is not writable")
 
     def _path(self, path: str) -> Path:
+        """Return the full path. Raises OSError if the path cannot be joined."""
         try:
             return self.folder / path
         except ValueError as error:
@@ -245,6 +271,7 @@ class RemoteStorage(Storage):
         self._root = root.rstrip("/")
 
     def entries(self, path: str = "") -> list[str]:
+        """Return the names of all entries of a folder, sorted, without caches; [] if the folder does not exist."""
         with _as_os_errors():
             self._files.invalidate_cache()
             try:
@@ -255,6 +282,11 @@ class RemoteStorage(Storage):
         return sorted({name.rsplit("/", 1)[-1] for name in within})  # Some stores list a folder in itself.
 
     def size(self, path: str) -> int:
+        """Return the bytes of a file.
+
+        Raises:
+            OSError: it is not a file, or the store does not know its size.
+        """
         with _as_os_errors():
             info = self._files.info(self._full_path(path))
         if info.get("type") != "file" or info.get("size") is None:
@@ -266,6 +298,12 @@ class RemoteStorage(Storage):
             return cast(BinaryIO, io.BufferedReader(_RemoteFile(self._files.open(self._full_path(path), "rb"))))
 
     def write(self, path: str, chunks: Iterable[Chunk]) -> None:
+        """Write a file, which the store must show only when it is closed.
+
+        After an error the incomplete file is discarded.
+
+        An exception of `chunks` is passed on, and one of the store becomes an OSError.
+        """
         with _as_os_errors():
             self._files.makedirs(self._full_path(path).rsplit("/", 1)[0], exist_ok=True)
             file = self._files.open(self._full_path(path), "wb")
@@ -279,6 +317,11 @@ class RemoteStorage(Storage):
             file.close()
 
     def create(self, path: str, data: bytes) -> bool | None:
+        """Write a file if it does not exist: True if it was written, False if it exists.
+
+        None if the store does not refuse a second file of the same name, which is tried with a temporary file: then
+        nothing was written.
+        """
         with _as_os_errors():
             self._files.makedirs(self._full_path(path).rsplit("/", 1)[0], exist_ok=True)
             if self._files.exists(self._full_path(path)):
@@ -292,7 +335,7 @@ class RemoteStorage(Storage):
         return self._create_exclusively(path, data)
 
     def _create_exclusively(self, path: str, data: bytes) -> bool:
-        """Write a file with the mode that must refuse an existing file. Return whether it was written."""
+        """Write a file in the mode "xb", which must refuse an existing file. Return False after any error."""
         try:
             with self._files.open(self._full_path(path), "xb") as file:
                 file.write(data)
@@ -301,11 +344,13 @@ class RemoteStorage(Storage):
         return True
 
     def copy(self, path: str, target: str) -> None:
+        """Copy a file within the store. Missing folders are made, and a file at `target` is replaced."""
         with _as_os_errors():
             self._files.makedirs(self._full_path(target).rsplit("/", 1)[0], exist_ok=True)
             self._files.cp_file(self._full_path(path), self._full_path(target))
 
     def remove(self, path: str) -> None:
+        """Remove a file, or a folder with its contents. A missing one is ignored."""
         with _as_os_errors(), contextlib.suppress(FileNotFoundError):
             self._files.invalidate_cache()
             self._files.rm(self._full_path(path), recursive=True)
@@ -314,9 +359,15 @@ class RemoteStorage(Storage):
         return f"{self._root}/{path}" if path else self._root
 
     def check(self) -> None:
+        """Check as `Storage.check`, in a thread, because a store that cannot be reached may never answer.
+
+        Raises:
+            BadInputError: the check failed, or took more than `_ANSWER_S`; then the thread goes on.
+        """
         answers: queue.SimpleQueue[BadInputError | None] = queue.SimpleQueue()
 
-        def look() -> None:
+        def check_in_background() -> None:
+            """Run the check of the base class, and put its error, or None, into `answers`."""
             try:
                 super(RemoteStorage, self).check()
             except BadInputError as error:
@@ -324,7 +375,7 @@ class RemoteStorage(Storage):
             else:
                 answers.put(None)
 
-        threading.Thread(target=look, name="holdfast-look", daemon=True).start()
+        threading.Thread(target=check_in_background, name="holdfast-look", daemon=True).start()
         try:
             error = answers.get(timeout=_ANSWER_S)
         except queue.Empty:
@@ -349,6 +400,7 @@ class _RemoteFile(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any, /) -> int:
+        """Read up to the length of the buffer into it, and return the bytes that were read; 0 at the end."""
         with _as_os_errors():
             data = cast(bytes, self._file.read(len(buffer)))
         buffer[: len(data)] = data
@@ -362,6 +414,7 @@ class _RemoteFile(io.RawIOBase):
         return int(self._file.tell())
 
     def close(self) -> None:
+        """Close the file of the store once."""
         if not self.closed:
             with _as_os_errors():
                 self._file.close()
@@ -370,7 +423,7 @@ class _RemoteFile(io.RawIOBase):
 
 @contextlib.contextmanager
 def _as_os_errors() -> Generator[None]:
-    """Turn all exceptions of a storage library into OSError."""
+    """Turn all exceptions of a storage library into OSError. An OSError stays as it is."""
     try:
         yield
     except OSError:
@@ -380,6 +433,11 @@ def _as_os_errors() -> Generator[None]:
 
 
 def _remote(url: str, scheme: str) -> RemoteStorage:
+    """Return the storage at a URL. Nothing is read from it.
+
+    Raises:
+        BadInputError: fsspec or the library for this scheme is not installed, or the URL cannot be used.
+    """
     try:
         from fsspec import core  # pyright: ignore[reportMissingTypeStubs] - only URLs need it, and it takes long
     except ImportError:
@@ -402,7 +460,7 @@ def _line(error: Exception) -> str:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make a folder, and those above it, so that their entries outlive a power cut."""
+    """Make a folder and those above it, and sync the entries of the new ones, so that they survive a power failure."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for path in missing:
@@ -410,6 +468,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _sync(path: Path) -> None:
+    """Flush a file or folder to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -12,13 +12,10 @@ _SIZE = re.compile(r"([0-9]+(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?)\s*(?:([kMGT])(i?)B)?
 
 
 def parse_duration(text: str) -> float:
-    """Read seconds (`90`, `1e-3`), or a number with its unit: `500ms`, `90s`, `15m`, `4h`, `2d`.
-
-    Returns:
-        Seconds, 0 or more.
+    """Return the seconds of a text: a plain number (`90`), or one with a unit: `500ms`, `90s`, `15m`, `4h`, `2d`.
 
     Raises:
-        ValueError: the text is malformed.
+        ValueError: the text is malformed, negative or not finite.
     """
     found = _DURATION.fullmatch(text.strip())
     if found is None or found[2] not in _SECONDS or not math.isfinite(float(found[1])):
@@ -27,17 +24,17 @@ def parse_duration(text: str) -> float:
 
 
 def parse_hours(text: str) -> float:
-    """Read hours (`300`), or a number with a unit of time: `90m`, `300h`, `40d`.
+    """Return the hours of a text: a number of hours (`300`), or with a unit of time: `90m`, `300h`, `40d`.
 
     Raises:
-        ValueError: the text is malformed.
+        ValueError: the text is malformed, negative or not finite.
     """
     found, seconds = _DURATION.fullmatch(text.strip()), parse_duration(text)
     return float(found[1]) if found is not None and not found[2] else seconds / _SECONDS["h"]
 
 
 def parse_size(text: str) -> float:
-    """Read bytes (`1000000`), or a number with a unit: `200MB`, `2GiB`.
+    """Return the bytes of a text: a plain number, or one with a unit of powers of 1000 (`200MB`) or of 1024 (`2GiB`).
 
     Raises:
         ValueError: the text is malformed.
@@ -67,7 +64,7 @@ def parse_work_time(text: str) -> WorkTime:
     """Read seconds for each token or each micro-batch: `0.0005/token`, `0.1/micro-batch`; `0` for none.
 
     Raises:
-        ValueError: the text is malformed.
+        ValueError: the text is malformed, negative, or lacks the unit.
     """
     number, slash, unit = text.strip().partition("/")
     seconds = float(number)

@@ -131,7 +131,7 @@ def test_csv_has_a_line_for_each_value(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "why"), [("no JSON\n", "holds a line that is none of a step"), ("", "cannot be written: Is a directory")]
+    ("text", "why"), [("no JSON\n", "has a line without a step"), ("", "cannot be written: Is a directory")]
 )
 def test_a_file_that_is_none_of_these_is_left_alone(tmp_path: Path, text: str, why: str) -> None:
     path = tmp_path / "other"
@@ -143,7 +143,7 @@ def test_a_file_that_is_none_of_these_is_left_alone(tmp_path: Path, text: str, w
         json_lines(path)
     if text:
         assert path.read_text() == text
-        with pytest.raises(BadInputError, match="does not begin as one of these"):
+        with pytest.raises(BadInputError, match="does not begin as a metrics file of this format"):
             csv_file(path)
 
 
@@ -154,7 +154,7 @@ def test_the_ending_says_the_format(tmp_path: Path) -> None:
         writer.close()
     assert (tmp_path / "rows.csv").read_text().startswith("step,time")
     assert (tmp_path / "rows.jsonl").read_text().startswith('{"step":1')
-    with pytest.raises(BadInputError, match=r"is of no format: let it end in \.jsonl or \.csv"):
+    with pytest.raises(BadInputError, match=r"has an unknown suffix: use \.jsonl or \.csv"):
         writer_for(tmp_path / "rows.xlsx")
 
 

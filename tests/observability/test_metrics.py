@@ -69,9 +69,9 @@ def test_they_follow_the_events() -> None:
     metrics.observe(joined("c", **_stamp(8, 2)))
     metrics.observe(ev.Rebalanced(**_stamp(9, 2), step=2, moved_bytes=5, experts_moved=1, transfer_s=0.0, down_s=0.1))
     metrics.observe(ev.CheckpointSaved(**{**_stamp(10, 2), "time": 90.5}, step=2, save_s=0.1, saved_bytes=9))
-    metrics.connected(3)
+    metrics.set_connected_agents(3)
     metrics.slowness = lambda: Slowness(worker=1.25, link=2.5, slow={"compute": 2})
-    metrics.refused()
+    metrics.count_refused_message()
     values = _values(metrics)
     expected = {
         "holdfast_step": 2,
@@ -123,7 +123,7 @@ def test_a_coordinator_that_takes_over_goes_on_counting(tmp_path: Path) -> None:
             journal.append(event)
             before.observe(event)
     after = Metrics("j")
-    FileJournal(tmp_path / "e.jsonl", told=after.observe).close()
+    FileJournal(tmp_path / "e.jsonl", on_existing=after.observe).close()
     assert after.exposition(99.0) == before.exposition(99.0)
     values = _values(after)
     assert values["holdfast_steps_committed_total"] == 8
@@ -146,7 +146,7 @@ def test_lost_steps_are_counted_as_far_as_their_number_is_known() -> None:
 
 def test_the_global_registry_is_left_alone() -> None:
     metrics, other = Metrics("j"), Metrics("j")
-    metrics.refused()
+    metrics.count_refused_message()
     assert _values(metrics)["holdfast_messages_refused_total"] == 1
     assert _values(other)["holdfast_messages_refused_total"] == 0
     assert REGISTRY.get_sample_value("holdfast_messages_refused_total", {"job_name": "j"}) is None

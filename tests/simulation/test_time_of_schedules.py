@@ -11,7 +11,7 @@ from holdfast.observability.accounts.time_ledger import TimeLedger
 from holdfast.observability.accounts.time_spans import Cause
 from holdfast.observability.history.episodes import episodes
 from holdfast.observability.history.explanation import explain
-from holdfast.observability.history.job_condition import standing_of
+from holdfast.observability.history.job_condition import find_condition
 from holdfast.protocol.events import (
     AnyEvent,
     FailureDetected,
@@ -76,4 +76,4 @@ def test_every_event_can_be_explained_and_is_part_of_one_story(family: str) -> N
         for event in events:
             found = explain(events, event.seq)
             assert found.seconds is None or min(found.seconds.values(), default=0.0) >= 0.0, f"schedule {number}"
-        assert standing_of(events).job == "sim"
+        assert find_condition(events).job == "sim"

@@ -12,7 +12,7 @@ from typer.exceptions import TyperException
 
 from holdfast.cli.command_table import Commands
 from holdfast.cli.help import HelpfulTyper
-from holdfast.cli.output import on_one_line, open_standard_streams, say, warn
+from holdfast.cli.output import on_one_line, open_standard_streams, print_line, warn
 from holdfast.errors import EXIT_FAILED, EXIT_OUR_FAULT, HoldfastError
 
 app = HelpfulTyper(
@@ -30,7 +30,7 @@ def _print_version(asked: bool) -> None:
     if asked:
         import importlib.metadata
 
-        say(f"holdfast {importlib.metadata.version('holdfast')}")
+        print_line(f"holdfast {importlib.metadata.version('holdfast')}")
         raise typer.Exit
 
 

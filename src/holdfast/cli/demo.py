@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.examples import example_file
-from holdfast.cli.output import say
+from holdfast.cli.output import print_line
 from holdfast.errors import BadInputError
 from holdfast.observability.event_lines import NoEventError, decode_event, read_events
 from holdfast.protocol.events import GenerationStarted, JobStarted, StepCommitted
@@ -56,7 +56,7 @@ def demo(
     if code == 0:
         code = subprocess.run((*_HOLDFAST, "report", str(events), "--plot", str(picture)), check=False).returncode
     if code == 0:
-        say(f"\nThe picture: {picture}. The events: {events}.")
+        print_line(f"\nThe picture: {picture}. The events: {events}.")
     raise typer.Exit(code)
 
 

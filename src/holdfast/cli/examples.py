@@ -13,7 +13,7 @@ import typer
 
 import holdfast
 from holdfast.cli.help import HelpfulGroup, HelpfulTyper
-from holdfast.cli.output import AsJson, print_json, say
+from holdfast.cli.output import AsJson, print_json, print_line
 from holdfast.errors import BadInputError
 
 #: not an example of a training script
@@ -38,9 +38,9 @@ def list_examples(as_json: AsJson = False) -> None:
         return
     width = max(map(len, described))
     for name, description in described.items():
-        say(f"{name:{width}}  {description}")
-    say("")
-    say("holdfast examples copy NAME")
+        print_line(f"{name:{width}}  {description}")
+    print_line("")
+    print_line("holdfast examples copy NAME")
 
 
 @app.command("copy")
@@ -67,9 +67,9 @@ def copy_example(
         print_json({"copied": [str(target) for target in targets]})
         return
     for target in targets:
-        say(str(target))
+        print_line(str(target))
     if source.suffix == ".py":
-        say(f"\nholdfast run --nodes 2 {shlex.quote(str(targets[0]))}")
+        print_line(f"\nholdfast run --nodes 2 {shlex.quote(str(targets[0]))}")
 
 
 def _copy_files(files: Sequence[Path], targets: Sequence[Path]) -> None:

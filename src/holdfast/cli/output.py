@@ -47,7 +47,7 @@ def open_standard_streams() -> None:
         stdout.reconfigure(errors="replace")
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     """Print one line now."""
     _print(sys.stdout, line)
 
@@ -59,10 +59,13 @@ def warn(line: str) -> None:
 
 @contextlib.contextmanager
 def lasting_output() -> Generator[Callable[[str], None]]:
-    """Yield a `say` that does not fail on a full disk or if the reader has closed the pipe; it reports that once."""
+    """Yield a `print_line` that does not fail on a full disk or a pipe without a reader.
+
+    The first line that cannot be written is reported on stderr. At the end, unwritten output is dropped.
+    """
     failed = False
 
-    def say_if_possible(line: str) -> None:
+    def print_if_possible(line: str) -> None:
         nonlocal failed
         why = _print_if_possible(sys.stdout, line)
         if why and not failed:
@@ -70,7 +73,7 @@ def lasting_output() -> Generator[Callable[[str], None]]:
             warn(f"holdfast: the output cannot be written: {why}; the job goes on")
 
     try:
-        yield say_if_possible
+        yield print_if_possible
     finally:
         for number, stream in ((1, sys.stdout), (2, sys.stderr)):
             _give_up_unwritten(number, stream)
@@ -136,12 +139,12 @@ def on_one_line(text: str) -> str:
 
 def print_json(value: object) -> None:
     """Print a document. NaN and infinity become null."""
-    say(json.dumps(_finite(value), indent=2, allow_nan=False))
+    print_line(json.dumps(_finite(value), indent=2, allow_nan=False))
 
 
 def print_json_line(value: object) -> None:
     """Print one document of a stream, on a line of its own."""
-    say(json.dumps(_finite(value), allow_nan=False))
+    print_line(json.dumps(_finite(value), allow_nan=False))
 
 
 def _finite(value: Any) -> Any:

@@ -51,6 +51,14 @@ def decode_event(line: bytes | str) -> ReadEvent:
 
 
 def _other(line: bytes | str, why: str) -> OtherEvent:
+    """Return a line that is not a known, complete event as an `OtherEvent` with all its fields.
+
+    Args:
+        why: why it could not be decoded as a known event.
+
+    Raises:
+        NoEventError: the line lacks the common fields of events, or it has the name of a known event.
+    """
     try:
         head = _HEAD.decode(line)
         fields = msgspec.json.decode(line, type=dict[str, Any])
@@ -70,7 +78,7 @@ def _other(line: bytes | str, why: str) -> OtherEvent:
 
 
 def last_number(path: Path) -> int:
-    """Return the number of the last complete event of a file; 0 if it has none or cannot be read."""
+    """Return the highest event number in the last `_TAIL_BYTES` of a file; 0 without one, or if it cannot be read."""
     last = 0
     with contextlib.suppress(OSError), path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
@@ -88,7 +96,7 @@ def read_events(path: Path, warn: Callable[[str], None] = lambda _: None) -> lis
         warn: called with a sentence if the last line is incomplete.
 
     Raises:
-        BadInputError: the file cannot be read, or a line is not an event.
+        BadInputError: the file cannot be read, has no event, or has a line that is not an event.
     """
     try:
         with open_given(path) as file:

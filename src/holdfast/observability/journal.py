@@ -31,7 +31,7 @@ class JournalTakenError(JournalError):
     """Another process appended to the file: another coordinator leads this job now."""
 
 
-def first_of(event: Event | PoolEvent) -> int:
+def first_number_of(event: Event | PoolEvent) -> int:
     """Return the first event number that an event covers: its own, or the start of the range of `journal_repaired`."""
     return event.from_seq if isinstance(event, JournalRepaired | PoolJournalRepaired) else event.seq
 
@@ -68,7 +68,7 @@ class Journal:
         return self._closed
 
     def append(self, event: Event | PoolEvent) -> bool:
-        """Append one event and wake the followers.
+        """Append one event and wake all callers of `wait_beyond`.
 
         In a file, the event survives an exit of this process at once, and a power failure after `sync`.
 
@@ -84,7 +84,7 @@ class Journal:
             raise JournalError(f"event {seq} came after the journal was closed")
         if seq <= self._last:
             return False
-        if first_of(event) != self._last + 1:
+        if first_number_of(event) != self._last + 1:
             raise JournalError(f"event {seq} cannot follow event {self._last}: the events between are missing")
         line = self._encoder.encode(event) + b"\n"
         self._write(line, seq)
@@ -121,12 +121,14 @@ class Journal:
         self._wake()
 
     def _remember(self, line: bytes, seq: int) -> None:
+        """Keep a line in memory as the newest event. If its number is not the next one, forget the older lines."""
         if seq != self._last + 1:
             self._lines.clear()  # The lines in memory must be numbered without a gap.
         self._lines.append(line)
         self._last = seq
 
     def _wake(self) -> None:
+        """Let all callers of `wait_beyond` return."""
         for future in self._waiting:
             if not future.done():
                 future.set_result(None)

@@ -17,7 +17,7 @@ import msgspec
 
 from holdfast.errors import BadInputError
 from holdfast.observability.event_lines import NoEventError, decode_event
-from holdfast.observability.journal import RECENT, Journal, JournalTakenError, first_of
+from holdfast.observability.journal import RECENT, Journal, JournalTakenError, first_number_of
 from holdfast.protocol.events import (
     RECORDED,
     CoordinatorRestarted,
@@ -61,16 +61,21 @@ class FileJournal(Journal):
     whose = "a job's"
 
     def __init__(
-        self, path: Path, *, recent: int = RECENT, told: Callable[[ReadEvent], object] = lambda _: None
+        self, path: Path, *, recent: int = RECENT, on_existing: Callable[[ReadEvent], object] = lambda _: None
     ) -> None:
-        """Read the existing events; `told` is called with each of them, in order."""
+        """Read the existing events; `on_existing` is called with each of them, in order. No file is created yet.
+
+        Raises:
+            BadInputError: the file or its folder cannot be written, the file cannot be read, or has other contents than
+                events.
+        """
         super().__init__(recent=recent)
         #: The job of the newest event; "" before the first event.
         self.job = ""
         #: Number of damaged bytes at the end of the file.
         self.damaged = 0
         self._path = path
-        self._told = told
+        self._on_existing = on_existing
         self._file: int | None = None
         self._synced = True
         #: For each block of events without a gap: the number of its first event, and its file offset.
@@ -99,6 +104,10 @@ class FileJournal(Journal):
             raise BadInputError(f"the events file {self._path} {what}: give another path")
 
     def sync(self) -> None:
+        """Flush the file to disk if events were written since the last flush.
+
+        A failure is logged, and the next call tries again.
+        """
         if self._synced or self._file is None:
             return
         try:
@@ -109,7 +118,11 @@ class FileJournal(Journal):
             self._synced = True
 
     def read(self, after: int, limit: int = 1000) -> list[bytes]:
-        """Return up to `limit` events with numbers above `after`, from the file or from memory."""
+        """Return up to `limit` lines of events with numbers above `after`.
+
+        They come from memory if it has them, else from the file and the events that wait to be written to it. If the
+        file was given up, its missing events are left out.
+        """
         after = max(after, 0)
         if after >= self._last - len(self._lines):
             return super().read(after, limit)
@@ -121,6 +134,10 @@ class FileJournal(Journal):
         return out[:limit]
 
     def _read_file(self, after: int, limit: int) -> list[bytes]:
+        """Return up to `limit` lines of the file with numbers above `after`.
+
+        Only the blocks that contain them are read.
+        """
         first = max(bisect_right(self._blocks, after, key=lambda block: block[0]) - 1, 0)
         ends = [*(place for _, place in self._blocks[first + 1 :]), self._size]
         out: list[bytes] = []
@@ -134,7 +151,7 @@ class FileJournal(Journal):
         return out[:limit]
 
     def close(self) -> None:
-        """Refuse further events, and close the file."""
+        """Refuse further events, try once more to write pending events, and sync and close the file."""
         super().close()
         self.on_lost = lambda _file, _why: None  # A report would become an event, and the journal is closed.
         if self._pending:
@@ -146,6 +163,11 @@ class FileJournal(Journal):
             self._file = None
 
     def _write(self, line: bytes, seq: int) -> None:
+        """Write a line, after the ones that wait. If the file cannot be written, the line waits in memory.
+
+        If more than `MAX_PENDING_BYTES` wait, they are dropped, and the file is given up: nothing is written to it
+        again.
+        """
         if self._abandoned:
             return
         self._pending.append((seq, line))
@@ -156,7 +178,13 @@ class FileJournal(Journal):
             self._abandoned, self._pending, self._pending_bytes = True, [], 0
 
     def _write_pending(self) -> None:
-        """Write pending events until all are written or a write fails."""
+        """Write pending events until all are written or a write fails. Create the file if it is not open yet.
+
+        Failures of the disk are logged, and the events that were not written stay pending.
+
+        Raises:
+            JournalTakenError: another process writes to the file or holds its lock.
+        """
         count = 0
         try:
             if self._file is None:
@@ -187,6 +215,12 @@ class FileJournal(Journal):
             self.on_lost(str(self._path), why)
 
     def _append(self, file: int, line: bytes, seq: int) -> None:
+        """Write one line at the end of the file. A damaged end is cut off first.
+
+        Raises:
+            JournalTakenError: the file has another size than this process has written.
+            OSError: the line was not written; a part of it is removed again.
+        """
         size = os.fstat(file).st_size
         if size != self._size + self.damaged:
             raise JournalTakenError(
@@ -200,17 +234,23 @@ class FileJournal(Journal):
         if os.write(file, line) != len(line):
             os.ftruncate(file, self._size)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self._note(line, seq)
+        self._record_line(line, seq)
 
-    def _note(self, line: bytes, seq: int) -> None:
-        """Note that a line is in the file."""
+    def _record_line(self, line: bytes, seq: int) -> None:
+        """Record that a line is in the file: its offset, if a new block starts with it, and the new end of the file."""
         if seq != self._written + 1 or not self._blocks or seq - self._blocks[-1][0] >= _BLOCK:
             self._blocks.append((seq, self._size))
         self._size += len(line)
         self._written = seq
 
     def _load(self) -> None:
-        """Read the existing events, and note the end of the last intact line."""
+        """Read the existing events up to the first incomplete line.
+
+        Count the bytes from there as damaged, to be cut off later.
+
+        Raises:
+            BadInputError: the file contains something other than events.
+        """
         with open(self._path, "rb") as file:
             for line in file:
                 if not line.endswith(b"\n") or b"\0" in line:
@@ -219,16 +259,21 @@ class FileJournal(Journal):
                     self._check(_BEGINNING.startswith(begin), "holds something else than events")
                     self.damaged = os.fstat(file.fileno()).st_size - self._size
                     break
-                self._read_back(line)
+                self._load_line(line)
 
-    def _read_back(self, line: bytes) -> None:
+    def _load_line(self, line: bytes) -> None:
+        """Restore the state of the journal from a line of the existing file.
+
+        Raises:
+            BadInputError: the line is not an event, or its number is not the next one.
+        """
         event = self._decoded(line)
-        follows = event is not None and first_of(event) == self._last + 1 <= event.seq
+        follows = event is not None and first_number_of(event) == self._last + 1 <= event.seq
         self._check(follows, f"holds something else than {self.whose} events after event {self._last}")
         assert event is not None
-        self._note(line, event.seq)
+        self._record_line(line, event.seq)
         self._remember(line, event.seq)
-        self._account(event)
+        self._restore_state(event)
 
     def _decoded(self, line: bytes) -> Any:
         """Return the event of a line, or None if the line is not an event."""
@@ -236,15 +281,18 @@ class FileJournal(Journal):
             return decode_event(line)
         return None
 
-    def _account(self, event: Any) -> None:
-        """Update the state of the journal from an event that already existed."""
+    def _restore_state(self, event: Any) -> None:
+        """Update position, job, term, generation, recorded event and end of the job from an event that already existed.
+
+        Pass it to `on_existing`.
+        """
         self.position, self.job, self.term = self.position.after(event), event.job, event.term
         self.generation = max(self.generation, event.generation)
         if isinstance(event, RECORDED):
             self.recorded = event
         if isinstance(event, JobStarted | CoordinatorRestarted | JobFinished | JobFailed):
             self.ended = isinstance(event, JobFinished | JobFailed)
-        self._told(event)
+        self._on_existing(event)
 
 
 class PoolJournal(FileJournal):
@@ -258,6 +306,7 @@ class PoolJournal(FileJournal):
         super().__init__(path)
 
     def _decoded(self, line: bytes) -> Any:
+        """Return the pool event of a line, or None if the line is not one."""
         with contextlib.suppress(*MALFORMED):
             return _POOL.decode(line)
         return None
@@ -277,7 +326,11 @@ def sync_directory(path: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(file: int, path: Path) -> Generator[None]:
-    """Lock the file against other processes for the microseconds between the check and the write."""
+    """Lock the file against other processes for the microseconds between the check and the write.
+
+    Raises:
+        JournalTakenError: another process holds the lock after `_LOCK_TRIES` tries.
+    """
     for _ in range(_LOCK_TRIES):
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -58,7 +58,11 @@ class MetricWriter:
         self._names: set[str] = set()
 
     def on_event(self, event: ReadEvent) -> None:
-        """Update the rows from an event. An event may come again."""
+        """Write the rows of a step, add an evaluation's results to its step, or remove steps that a roll-back undid.
+
+        Other events are ignored. An event may come again: its rows are then replaced. Raises `OSError` if the rows
+        cannot be written.
+        """
         match event:
             case StepCommitted(step=step):
                 self._found = {at: values for at, values in self._found.items() if at >= step}
@@ -132,7 +136,7 @@ class LineFile:
             raise
 
     def cut(self, step: int) -> None:
-        """Remove the rows of this step and of later ones."""
+        """Remove the rows of this step and of later ones. First write what a failed call left unwritten."""
         self._write_rest()
         cut_at = None
         while self._places and self._places[-1][0] >= step:
@@ -142,13 +146,13 @@ class LineFile:
             self._file.seek(cut_at)
 
     def add(self, event: StepCommitted) -> None:
-        """Add the rows of a step."""
+        """Append the rows of a step, which must be later than those in the file."""
         self._write_rest()
         self._places.append((event.step, self._file.tell()))
         self._write(self._lines_of(event))
 
     def amend(self, step: int, time: float, values: Values) -> None:
-        """Set values of a step, and rewrite the rows of later steps."""
+        """Set values of a step, and rewrite the rows of later steps. A step without rows is ignored."""
         self._write_rest()
         number = next((number for number, (at, _) in enumerate(self._places) if at == step), None)
         if number is None:
@@ -177,21 +181,29 @@ class LineFile:
             self._unwritten = None
 
     def _write(self, lines: bytes) -> None:
+        """Write all bytes at the current offset; the unbuffered file may take only some of them at a time."""
         left = memoryview(lines)
         while left:
             left = left[self._file.write(left) :]
 
     def _read(self, path: Path, step_of: Callable[[bytes], int], head: bytes) -> None:
+        """Index the steps of the existing file, and cut off an incomplete last line.
+
+        Write the head if the file has no complete line.
+
+        Raises:
+            BadInputError: the file has another head, or a line without a step.
+        """
         data = self._file.read()
         end = data.rfind(b"\n") + 1  # An incomplete line is written again.
         at = len(head)
         if end and data[:at] != head:
-            raise BadInputError(f"the file {path} does not begin as one of these: give another")
+            raise BadInputError(f"the file {path} does not begin as a metrics file of this format: give another")
         for line in data[at:end].splitlines(keepends=True) if end else ():
             try:
                 step = step_of(line)
             except (ValueError, *MALFORMED):
-                raise BadInputError(f"the file {path} holds a line that is none of a step: give another") from None
+                raise BadInputError(f"the file {path} has a line without a step: give another") from None
             if not self._places or self._places[-1][0] != step:
                 self._places.append((step, at))
             at += len(line)
@@ -217,6 +229,7 @@ def json_lines(path: Path) -> LineFile:
         return msgspec.json.encode({**known, "samples": event.samples, "metrics": event.metrics}) + b"\n"
 
     def amended(text: bytes, time: float, values: Values) -> bytes:
+        """Return the line of a step with these metrics replaced or added."""
         row = msgspec.json.decode(text, type=dict[str, Any])
         return msgspec.json.encode({**row, "metrics": {**row.get("metrics", {}), **values}}) + b"\n"
 
@@ -233,6 +246,7 @@ def csv_file(path: Path) -> LineFile:
     """
 
     def line(row: tuple[object, ...]) -> str:
+        """Return one CSV line. Line breaks in a name become spaces."""
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerow(["" if value is None else value for value in row])
         return text.getvalue().replace("\n", " ").rstrip() + "\n"  # A name may contain line breaks.
@@ -241,6 +255,7 @@ def csv_file(path: Path) -> LineFile:
         return "".join(line((event.step, event.time, *pair)) for pair in values_of(event)).encode()
 
     def amended(text: bytes, time: float, values: Values) -> bytes:
+        """Replace the lines of these names, and add those of new names."""
         old = text.decode().splitlines(keepends=True)
         step, replaced = step_of(text), {line((name,)) for name in values}
         stay = [one for one in old if line((next(csv.reader([one]))[2],)) not in replaced]
@@ -276,7 +291,10 @@ class TensorBoardRows:
         self._last: int | None = None
 
     def cut(self, step: int) -> None:
-        """Make TensorBoard hide the rows of this step and of later ones, also in earlier files."""
+        """Make TensorBoard hide the rows of this step and of later ones, also in earlier files.
+
+        Do nothing if this file has only earlier steps.
+        """
         if self._last is not None and self._last < step:
             return
         begun = self._events.SessionLog(status=self._events.SessionLog.START)
@@ -294,6 +312,7 @@ class TensorBoardRows:
             self._write_values(step, time, values)
 
     def _write_values(self, step: int, time: float, values: Values) -> None:
+        """Write the values of a step as one event at unix time `time`. None is left out."""
         told = [
             self._summaries.Summary.Value(tag=name, simple_value=value)
             for name, value in values.items()
@@ -319,5 +338,7 @@ def writer_for(path: Path) -> MetricWriter:
     """
     name = path.suffix.removeprefix(".") or "tensorboard"
     if name not in FORMATS:
-        raise BadInputError(f"the file {path} is of no format: let it end in .jsonl or .csv; a folder is TensorBoard's")
+        raise BadInputError(
+            f"the file {path} has an unknown suffix: use .jsonl or .csv, or a folder without a suffix for TensorBoard"
+        )
     return MetricWriter(FORMATS[name](path))

@@ -86,6 +86,7 @@ class _Histogram:
         self.sum += seconds
 
     def buckets(self) -> Iterator[tuple[str, float]]:
+        """Yield each upper bound in seconds, as Prometheus writes it, with the number of observations up to it."""
         total = 0
         for bound, count in zip(_SECONDS, self._counts, strict=True):
             total += count
@@ -112,7 +113,10 @@ class Metrics(Collector):
         self.registry.register(self)
 
     def observe(self, event: ReadEvent) -> None:
-        """Update the metrics from an event of the journal."""
+        """Update gauges, counters, histograms and the time ledger from an event of the journal.
+
+        Steps that a repaired journal has lost are counted, too.
+        """
         gauges, counts = self._gauges, self._counts
         gauges["term"] = event.term
         # The generation of an event is 0 before the first generation and after the loss of all members.
@@ -146,11 +150,11 @@ class Metrics(Collector):
             case _:
                 pass
 
-    def connected(self, agents: int) -> None:
+    def set_connected_agents(self, agents: int) -> None:
         """Set the number of connected agents."""
         self._agents = agents
 
-    def refused(self) -> None:
+    def count_refused_message(self) -> None:
         """Count a message that was refused."""
         self._counts["messages_refused",] += 1
 
@@ -160,16 +164,20 @@ class Metrics(Collector):
         return generate_latest(self.registry)
 
     def collect(self) -> Iterable[Family]:
-        """Yield all current metrics."""
-        yield from self._told_gauges()
+        """Yield all current metrics for the Prometheus registry: gauges, event counters, histograms, the job's time."""
+        yield from self._collect_gauges()
         for name, (text, labels) in _COUNTERS.items():
             found = {key[1:]: float(count) for key, count in self._counts.items() if key[0] == name}
             yield self._counter(name, text, labels, found if labels else {(): 0.0, **found})
         yield self._histogram("step_duration_seconds", "Time from one committed step to the next", self._step_s)
         yield self._histogram("recovery_down_seconds", "From a failure to the next committed step", self._down_s)
-        yield from self._told_time()
+        yield from self._collect_time_metrics()
 
-    def _told_gauges(self) -> Iterator[Family]:
+    def _collect_gauges(self) -> Iterator[Family]:
+        """Yield the gauges: the job's position, slowest worker and link, connections, last checkpoint, nodes by state.
+
+        Also the counter of slow phases that agents reported.
+        """
         for name, text in _GAUGES.items():
             yield self._gauge(name, text, _known(self._gauges.get(name)))
         slowness = self.slowness()
@@ -185,7 +193,11 @@ class Metrics(Collector):
         nodes = {("training",): training, ("waiting",): len(self._here) - training}
         yield self._gauge("nodes", "Nodes: training in the newest generation, or waiting to", nodes, ("state",))
 
-    def _told_time(self) -> Iterator[Family]:
+    def _collect_time_metrics(self) -> Iterator[Family]:
+        """Yield the seconds by cause and node-seconds, and the ratios and FLOP that follow from them.
+
+        Unknown ones have no value.
+        """
         account, settled = self.ledger.account(self._until), self.ledger.settled(self._until)
         seconds = {(str(cause),): value for cause, value in settled.items()}
         yield self._counter("time_seconds", "The job's time, by what it went into", ("cause",), seconds)
@@ -200,23 +212,27 @@ class Metrics(Collector):
             yield self._gauge(name, text, _known(value))
 
     def _gauge(self, name: str, text: str, values: _Values, labels: tuple[str, ...] = ()) -> Family:
+        """Return a gauge with a value for each tuple of label values. The job's name is added as the first label."""
         family = GaugeMetricFamily(f"holdfast_{name}", text, labels=("job_name", *labels))
         for key, value in values.items():
             family.add_metric((self._job, *key), value)
         return family
 
     def _counter(self, name: str, text: str, labels: tuple[str, ...], values: _Values) -> Family:
+        """Return a counter with a value for each tuple of label values. The job's name is added as the first label."""
         family = CounterMetricFamily(f"holdfast_{name}", text, labels=("job_name", *labels))
         for key, value in values.items():
             family.add_metric((self._job, *key), value)
         return family
 
     def _histogram(self, name: str, text: str, observed: _Histogram) -> Family:
+        """Return a histogram in Prometheus' form, with the job's name as its only label."""
         family = HistogramMetricFamily(f"holdfast_{name}", text, labels=("job_name",))
         family.add_metric((self._job,), list(observed.buckets()), observed.sum)
         return family
 
     def _count_nodes(self, event: NodesJoined | NodeLeft | GenerationStarted) -> None:
+        """Update the nodes that are present, and with a generation its members and the number of workers."""
         match event:
             case NodesJoined():
                 self._here.update(event.names)

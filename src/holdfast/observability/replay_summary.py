@@ -72,7 +72,10 @@ def summarise_replay(events: Sequence[ReadEvent], ends: float | None, *, outcome
 
 
 def without_nodes(events: Iterable[ReadEvent], begin: float, end: float) -> float:
-    """Return the seconds between `begin` and `end` in which the job had no node."""
+    """Return the seconds between `begin` and `end` in which the job had no node.
+
+    Time before the first join does not count: the job counts as empty only after its last node has left.
+    """
     present: set[str] = set()
     empty_since: float | None = None
     total = 0.0
@@ -90,6 +93,7 @@ def without_nodes(events: Iterable[ReadEvent], begin: float, end: float) -> floa
 
 
 def _count(words: Iterable[str]) -> dict[str, int]:
+    """Return how many times each word occurs."""
     counts: dict[str, int] = {}
     for word in words:
         counts[word] = counts.get(word, 0) + 1

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from holdfast.observability.accounts.time_ledger import TimeAccount, TimeLedger
-from holdfast.observability.history.audit import About, audit_events
+from holdfast.observability.history.audit import FindingSubject, audit_events
 from holdfast.observability.history.episodes import Episode, episodes
 from holdfast.protocol.events import (
     FailureDetected,
@@ -86,7 +86,11 @@ def committed_steps(events: Iterable[ReadEvent]) -> list[StepCommitted]:
 
 
 def make_report(events: Sequence[ReadEvent]) -> JobReport:
-    """Return the report of a job from its events."""
+    """Return the report of a job from its events, of which there must be at least one.
+
+    It combines the steps that count, an audit, one entry per recovery, and the account of the job's time. The median
+    step time leaves out the first step.
+    """
     steps = committed_steps(events)
     first, ledger = events[0], TimeLedger()
     for event in events:
@@ -110,12 +114,13 @@ def make_report(events: Sequence[ReadEvent]) -> JobReport:
         redealt=sum(isinstance(event, Rebalanced) and not event.experts_moved for event in events),
         emulated_token_s=first.emulated_token_s if isinstance(first, JobStarted) else 0.0,
         emulated_micro_batch_s=first.emulated_micro_batch_s if isinstance(first, JobStarted) else 0.0,
-        gaps=sum(finding.about is About.STEP for finding in audited.findings),
+        gaps=sum(finding.about is FindingSubject.STEP for finding in audited.findings),
         time=ledger.account(),
     )
 
 
 def _recoveries(events: Sequence[ReadEvent], usual: float) -> Iterator[RecoverySummary]:
+    """Yield a summary of each episode that ended with a `recovered` event; `usual`: median step time in seconds."""
     for episode in episodes(events):
         told = episode.recovered
         if isinstance(told, Recovered):
@@ -123,7 +128,11 @@ def _recoveries(events: Sequence[ReadEvent], usual: float) -> Iterator[RecoveryS
 
 
 def _cause(episode: Episode, told: Recovered) -> tuple[str, tuple[str, ...]]:
-    """Return the cause of a recovery, and the nodes that failed, joined or left."""
+    """Return the cause of a recovery, and the nodes that failed, joined or left.
+
+    The cause is the recovery's action; if no node failed and the last generation is a drain or a move, it is that
+    reason.
+    """
     generations = episode.generations
     failed = any(isinstance(event, FailureDetected) for event in episode.events)
     if failed or not generations or generations[-1].reason not in (DRAIN, MOVE):

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from holdfast.cli import app
 from holdfast.cli.following.progress import describe
-from holdfast.cli.history.explain import explanation_lines, standing_lines
+from holdfast.cli.history.explain import condition_lines, explanation_lines
 from holdfast.errors import BadInputError
 from holdfast.observability.history.explanation import Explanation
 from holdfast.observability.history.job_condition import JobCondition
@@ -93,7 +93,7 @@ def test_who_is_awaited_is_named_with_where_it_stands() -> None:
     standing = JobCondition(
         job="j", state="recovering", step=6, since=1e300, stands_s=3.0, usual_step_s=1.0, why="", awaited=(awaited,)
     )
-    assert list(standing_lines(standing))[-2:] == [
+    assert list(condition_lines(standing))[-2:] == [
         (
             "awaited: rank 1 on b: its report, for 2.5 s; it is at compute of step 7, micro-batch 3; "
             "rank 0 on a wait for it"
@@ -104,7 +104,7 @@ def test_who_is_awaited_is_named_with_where_it_stands() -> None:
 
 def test_of_a_job_without_a_step_nobody_is_told_when_the_newest_was() -> None:
     standing = JobCondition(job="j", state="waiting", step=0, since=0.0, stands_s=3.0, usual_step_s=None, why="few")
-    assert [line for line in standing_lines(standing) if "newest" in line] == []
+    assert [line for line in condition_lines(standing) if "newest" in line] == []
 
 
 def test_it_is_shown_who_waits_for_whom_and_at_which_line() -> None:
@@ -165,5 +165,5 @@ def test_a_request_says_in_words_what_to_do(about: str) -> None:
 def test_where_a_job_stands_says_in_words_what_to_do() -> None:
     facts = {"job": "j", "state": "waiting", "step": 1, "since": 0.0, "stands_s": 1.0, "usual_step_s": None, "why": "w"}
     asked = {"seq": 7, "who": "site", "about": "node_left", "command": "holdfast undrain n1"}
-    lines = list(standing_lines(JobCondition(**facts, **asked)))
+    lines = list(condition_lines(JobCondition(**facts, **asked)))
     assert "the site staff should repair that machine, and then let its node come back: holdfast undrain n1" in lines

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.coordination.progress.journal_repair import missing_events
-from holdfast.observability.history.audit import About, AuditResult, audit_events, audit_lines
+from holdfast.observability.history.audit import AuditResult, FindingSubject, audit_events, audit_lines
 from holdfast.protocol import events as ev
 from holdfast.protocol.events import EVENTS as KINDS
 from holdfast.protocol.position import Position
@@ -66,7 +66,7 @@ def journal() -> tuple[bytes, ...]:
     return lines
 
 
-def named(result: AuditResult) -> dict[int, About]:
+def named(result: AuditResult) -> dict[int, FindingSubject]:
     """Return the subjects of the findings, by line."""
     return {finding.line: finding.about for finding in reversed(result.findings)}
 
@@ -124,7 +124,7 @@ def test_a_file_that_ends_in_the_middle_of_a_line_is_cut() -> None:
     lines = list(journal())
     lines[-1] = lines[-1][:-1]
     (finding,) = audit_lines(lines).findings
-    assert (finding.line, finding.about, finding.what) == (len(lines), About.LINE, "it ends in the middle")
+    assert (finding.line, finding.about, finding.what) == (len(lines), FindingSubject.LINE, "it ends in the middle")
 
 
 def test_a_journal_without_its_last_lines_is_that_of_a_job_that_runs() -> None:
@@ -167,33 +167,33 @@ FIRST = made(
 @pytest.mark.parametrize(
     ("events", "about"),
     [
-        ([STARTED, FIRST, step(2)], About.STEP),
-        ([STARTED, FIRST, step(1), step(1)], About.STEP),
-        ([STARTED, FIRST, step(1, sample_hashes=SAMPLES.expected(2))], About.SAMPLES),
-        ([STARTED, FIRST, step(1, sample_hashes=SAMPLES.expected(1) + SAMPLES.hash_of(1, 0))], About.SAMPLES),
-        ([STARTED, FIRST, step(1), step(2, samples=7)], About.SAMPLES),
-        ([STARTED, FIRST, step(1, samples=0)], About.SAMPLES),
-        ([STARTED, FIRST, step(1, samples=2)], About.SAMPLES),
-        ([STARTED, FIRST, step(1, samples=9)], About.SAMPLES),
-        ([STARTED, FIRST, msgspec.structs.replace(FIRST, generation=2, global_batch=9)], About.SAMPLES),
-        ([STARTED, FIRST, step(1), msgspec.structs.replace(step(2), time=0.5)], About.TIME),
-        ([STARTED, FIRST, step(1, generation=0)], About.GENERATION),
-        ([STARTED, FIRST, step(1, generation=2)], About.GENERATION),
-        ([STARTED, FIRST, FIRST], About.GENERATION),
-        ([STARTED, FIRST, made("node_left", generation=3), step(1)], About.GENERATION),
-        ([STARTED, msgspec.structs.replace(FIRST, world_size=0)], About.GENERATION),
-        ([STARTED, FIRST, made("coordinator_restarted", generation=1)], About.TERM),
-        ([STARTED, FIRST, step(1, term=2)], About.TERM),
-        ([STARTED, FIRST, step(1), made("rolled_back", generation=1, to_step=3)], About.ROLL_BACK),
-        ([STARTED, FIRST, step(1), step(2), made("rolled_back", generation=1, to_step=1)], About.ROLL_BACK),
-        ([STARTED, FIRST, step(1), made("job_finished", generation=1, steps=2, samples=12)], About.TOTALS),
-        ([STARTED, FIRST, step(1), made("job_finished", generation=1, steps=1, samples=12)], About.TOTALS),
-        ([STARTED, FIRST, made("job_failed", generation=1), step(1)], About.SEQUENCE),
-        ([FIRST], About.SEQUENCE),
-        ([STARTED, STARTED], About.SEQUENCE),
+        ([STARTED, FIRST, step(2)], FindingSubject.STEP),
+        ([STARTED, FIRST, step(1), step(1)], FindingSubject.STEP),
+        ([STARTED, FIRST, step(1, sample_hashes=SAMPLES.expected(2))], FindingSubject.SAMPLES),
+        ([STARTED, FIRST, step(1, sample_hashes=SAMPLES.expected(1) + SAMPLES.hash_of(1, 0))], FindingSubject.SAMPLES),
+        ([STARTED, FIRST, step(1), step(2, samples=7)], FindingSubject.SAMPLES),
+        ([STARTED, FIRST, step(1, samples=0)], FindingSubject.SAMPLES),
+        ([STARTED, FIRST, step(1, samples=2)], FindingSubject.SAMPLES),
+        ([STARTED, FIRST, step(1, samples=9)], FindingSubject.SAMPLES),
+        ([STARTED, FIRST, msgspec.structs.replace(FIRST, generation=2, global_batch=9)], FindingSubject.SAMPLES),
+        ([STARTED, FIRST, step(1), msgspec.structs.replace(step(2), time=0.5)], FindingSubject.TIME),
+        ([STARTED, FIRST, step(1, generation=0)], FindingSubject.GENERATION),
+        ([STARTED, FIRST, step(1, generation=2)], FindingSubject.GENERATION),
+        ([STARTED, FIRST, FIRST], FindingSubject.GENERATION),
+        ([STARTED, FIRST, made("node_left", generation=3), step(1)], FindingSubject.GENERATION),
+        ([STARTED, msgspec.structs.replace(FIRST, world_size=0)], FindingSubject.GENERATION),
+        ([STARTED, FIRST, made("coordinator_restarted", generation=1)], FindingSubject.TERM),
+        ([STARTED, FIRST, step(1, term=2)], FindingSubject.TERM),
+        ([STARTED, FIRST, step(1), made("rolled_back", generation=1, to_step=3)], FindingSubject.ROLL_BACK),
+        ([STARTED, FIRST, step(1), step(2), made("rolled_back", generation=1, to_step=1)], FindingSubject.ROLL_BACK),
+        ([STARTED, FIRST, step(1), made("job_finished", generation=1, steps=2, samples=12)], FindingSubject.TOTALS),
+        ([STARTED, FIRST, step(1), made("job_finished", generation=1, steps=1, samples=12)], FindingSubject.TOTALS),
+        ([STARTED, FIRST, made("job_failed", generation=1), step(1)], FindingSubject.SEQUENCE),
+        ([FIRST], FindingSubject.SEQUENCE),
+        ([STARTED, STARTED], FindingSubject.SEQUENCE),
     ],
 )
-def test_what_cannot_be(events: list[ev.AnyEvent], about: About) -> None:
+def test_what_cannot_be(events: list[ev.AnyEvent], about: FindingSubject) -> None:
     result = audit_events(numbered(*events))
     assert about in {finding.about for finding in result.findings}
     assert result.findings[0].line in (len(events), len(events) - 1)
@@ -257,15 +257,15 @@ def test_what_is_lost_is_counted_and_proves_nothing(cut: int) -> None:
 @pytest.mark.parametrize(
     ("lies", "about"),
     [
-        ({"from_step": 2}, About.STEP),
-        ({"to_step": 40, "samples": 240}, About.STEP),
-        ({"samples": 30}, About.TOTALS),
-        ({"step_samples": 5, "samples": 30}, About.SAMPLES),
-        ({"from_seq": 7}, About.SEQUENCE),
-        ({"to_seq": 20}, About.SEQUENCE),
+        ({"from_step": 2}, FindingSubject.STEP),
+        ({"to_step": 40, "samples": 240}, FindingSubject.STEP),
+        ({"samples": 30}, FindingSubject.TOTALS),
+        ({"step_samples": 5, "samples": 30}, FindingSubject.SAMPLES),
+        ({"from_seq": 7}, FindingSubject.SEQUENCE),
+        ({"to_seq": 20}, FindingSubject.SEQUENCE),
     ],
 )
-def test_a_repair_that_does_not_fit_is_found(lies: dict[str, Any], about: About) -> None:
+def test_a_repair_that_does_not_fit_is_found(lies: dict[str, Any], about: FindingSubject) -> None:
     found = repaired(5, **lies)
     assert named(found)[6] in (about, *(finding.about for finding in found.findings if finding.line == 6))
     assert about in {finding.about for finding in found.findings if finding.line == 6}
@@ -281,7 +281,7 @@ def test_a_killed_coordinator_may_not_have_announced_its_newest_checkpoint() -> 
         found = audit_events(
             numbered(STARTED, FIRST, step(1), saved, step(2), step(3), step(4), *between, back)
         ).findings
-        return About.ROLL_BACK in {finding.about for finding in found}
+        return FindingSubject.ROLL_BACK in {finding.about for finding in found}
 
     assert not is_doubted(3, again)
     assert is_doubted(5, again), "step 5 was not committed"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from test_explanation import BROKEN, CALM, numbered
 
-from holdfast.observability.history.job_condition import standing_of
+from holdfast.observability.history.job_condition import find_condition
 from holdfast.protocol.events import AnyEvent
 from holdfast.protocol.position import Awaited
 from made_events import made
@@ -23,7 +23,7 @@ from made_events import made
     ],
 )
 def test_the_newest_event_that_matters_says_why(newest: list[AnyEvent], state: str, why: str) -> None:
-    standing = standing_of(numbered([*CALM, *newest]))
+    standing = find_condition(numbered([*CALM, *newest]))
     assert standing.state == state
     assert standing.why.startswith(why)
     assert (standing.step, standing.usual_step_s) == (9, 1.0)
@@ -32,18 +32,18 @@ def test_the_newest_event_that_matters_says_why(newest: list[AnyEvent], state: s
 def test_what_may_help_is_said() -> None:
     waiting = [made("job_waiting", 20.0, nodes=2, why="w")]
     asked = made("action_requested", 20.0, about_seq=len(CALM) + 1, who="operator", command="holdfast scale +2")
-    standing = standing_of(numbered([*CALM, *waiting, asked]))
+    standing = find_condition(numbered([*CALM, *waiting, asked]))
     assert (standing.state, standing.who, standing.command) == ("waiting", "operator", "holdfast scale +2")
-    later = standing_of(numbered([*CALM, *waiting, asked, *BROKEN[:1]]))
+    later = find_condition(numbered([*CALM, *waiting, asked, *BROKEN[:1]]))
     assert (later.state, later.command) == ("waiting", "holdfast scale +2"), "later failures must not change the reason"
 
 
 def test_a_job_that_has_only_begun_waits() -> None:
-    assert (standing_of(CALM[:2]).state, standing_of(CALM[:2]).usual_step_s) == ("waiting", None)
+    assert (find_condition(CALM[:2]).state, find_condition(CALM[:2]).usual_step_s) == ("waiting", None)
 
 
 def test_a_job_that_should_have_committed_long_since_says_so() -> None:
     awaited = (Awaited(who="rank 1 on b", what="to apply step 10"),)
-    standing = standing_of(CALM, now=25.0, state="running", awaited=awaited)
+    standing = find_condition(CALM, now=25.0, state="running", awaited=awaited)
     assert standing.why == "no step was committed for 15.0 s; 1.000 s is usual"
     assert standing.awaited == awaited

@@ -12,7 +12,7 @@ from holdfast.cli.connection import Server
 from holdfast.cli.following.progress import describe_with_time
 from holdfast.cli.following.show import event_json
 from holdfast.cli.options import with_option_groups
-from holdfast.cli.output import AsJson, say, warn
+from holdfast.cli.output import AsJson, print_line, warn
 from holdfast.errors import EXIT_INTERRUPTED, BadInputError
 from holdfast.observability.event_lines import read_events
 from holdfast.protocol.events import ReadEvent
@@ -45,7 +45,7 @@ def events(
         raise BadInputError(f"--follow is for a job that runs, not for a file: leave out {file}")
     try:
         for event in read_job_events(file, server, after, follow=follow):
-            say(event_json(event).decode() if as_json else describe_with_time(event))
+            print_line(event_json(event).decode() if as_json else describe_with_time(event))
     except KeyboardInterrupt:
         raise typer.Exit(EXIT_INTERRUPTED) from None
 

@@ -329,14 +329,16 @@ class PlainProgress:
     """Prints events, and a line of progress at most once in `every_s` of the job's own time.
 
     Args:
-        say: prints one line.
+        print_line: prints one line.
         every_s: None for no line of progress.
         verbose: print `DETAILS`, too.
     """
 
-    def __init__(self, say: Callable[[str], None], *, every_s: float | None = 10.0, verbose: bool = False) -> None:
+    def __init__(
+        self, print_line: Callable[[str], None], *, every_s: float | None = 10.0, verbose: bool = False
+    ) -> None:
         self.failure = ""
-        self._say = say
+        self._print_line = print_line
         self._every_s = every_s
         self._verbose = verbose
         self._next_step_at = 0.0
@@ -368,9 +370,9 @@ class PlainProgress:
         if isinstance(event, ev.RolledBack) and not self._has_trained:
             self._resumed_at = event.to_step
         if isinstance(event, ev.JobFinished) and not event.resumable and 0 < self._resumed_at == event.steps:
-            self._say(f"{time_of_day(event.time)} {_describe_finished_before(event.steps)}")
+            self._print_line(f"{time_of_day(event.time)} {_describe_finished_before(event.steps)}")
             return
-        self._say(describe_with_time(event))
+        self._print_line(describe_with_time(event))
 
     def _count(self, event: StepCommitted, every_s: float) -> None:
         if self._next_step_at - every_s <= event.time < self._next_step_at:
@@ -384,5 +386,5 @@ class PlainProgress:
         facts = [f"{step}: loss {loss_text(event.loss)}", f"{rate} samples/s", nodes]
         if left := self._rate.time_left(event.step, event.last_step):
             facts.append(left)
-        self._say(f"{time_of_day(event.time)} {', '.join(facts)}")
+        self._print_line(f"{time_of_day(event.time)} {', '.join(facts)}")
         self._rate.clear()

@@ -50,13 +50,13 @@ def run_shown(settings: LaunchSettings, job: RunJob, shown: Shown) -> int:
     Returns:
         The job's exit code.
     """
-    with lasting_output() as say:
+    with lasting_output() as print_line:
         if shown.as_json:
-            code, failure = _run_for_json(settings, job, say, verbose=shown.verbose)
+            code, failure = _run_for_json(settings, job, print_line, verbose=shown.verbose)
         elif not shown.plain and can_animate():
             code, failure = _run_live(settings, job, verbose=shown.verbose)
         else:
-            progress = PlainProgress(say, verbose=shown.verbose)
+            progress = PlainProgress(print_line, verbose=shown.verbose)
             code, failure = asyncio.run(job(settings, progress)), progress.failure
         if code in (EXIT_FAILED, EXIT_BAD_INPUT) and failure:
             warn(f"holdfast: {failure}")
@@ -79,13 +79,13 @@ def _run_live(settings: LaunchSettings, job: RunJob, *, verbose: bool) -> tuple[
 
 
 def _run_for_json(
-    settings: LaunchSettings, job: RunJob, say: Callable[[str], None], *, verbose: bool
+    settings: LaunchSettings, job: RunJob, print_line: Callable[[str], None], *, verbose: bool
 ) -> tuple[int, str]:
     """Run with only events on stdout. The output of the workers goes to files."""
     progress = PlainProgress(warn, verbose=verbose)
 
     def pass_on(event: ReadEvent) -> None:
-        say(event_json(event).decode())
+        print_line(event_json(event).decode())
         progress(event)
 
     with _worker_logs(settings) as logged:

@@ -10,7 +10,7 @@ import typer
 from holdfast.cli.connection import Server
 from holdfast.cli.following.progress import describe
 from holdfast.cli.options import with_option_groups
-from holdfast.cli.output import AsJson, print_json, say
+from holdfast.cli.output import AsJson, print_json, print_line
 from holdfast.cli.retrying import POLL_S, retry_query
 from holdfast.control.client import CoordinatorClient
 from holdfast.control.pool_client import PoolClient
@@ -53,9 +53,9 @@ def stop(
         steps = {"step": end.steps, "why": end.why} if end is not None else {}
         print_json({"asked": True, **steps, "saved_step": saved})
     elif end is None:
-        say("the job is asked to end")
+        print_line("the job is asked to end")
     else:
-        say(f"{describe(end)}; {describe_saved(before, saved)}")
+        print_line(f"{describe(end)}; {describe_saved(before, saved)}")
 
 
 def describe_saved(before: dict[str, Any], step: int | None) -> str:
@@ -81,9 +81,9 @@ def _stop_pooled(pool: PoolClient, name: str, *, now: bool, no_wait: bool, as_js
     if as_json:
         print_json({"asked": True, "state": job["state"], "why": job["why"]})
     elif job["state"] in OVER:
-        say(f"job {name} is {job['state']}{': ' if job['why'] else ''}{job['why']}")
+        print_line(f"job {name} is {job['state']}{': ' if job['why'] else ''}{job['why']}")
     else:
-        say(f"job {name} is asked to end")
+        print_line(f"job {name} is asked to end")
 
 
 def checkpoint(
@@ -100,7 +100,7 @@ def checkpoint(
     if as_json:
         print_json({"asked": True, "saved_step": saved})
     else:
-        say("a checkpoint is asked for" if saved is None else f"step {saved} is saved")
+        print_line("a checkpoint is asked for" if saved is None else f"step {saved} is saved")
 
 
 def _await_saved_after(client: CoordinatorClient, after: int, step: int) -> int:

@@ -12,10 +12,10 @@ from holdfast.cli.connection import Server
 from holdfast.cli.following.events import EventsFile, read_job_events
 from holdfast.cli.following.progress import count
 from holdfast.cli.options import with_option_groups
-from holdfast.cli.output import AsJson, on_one_line, print_json, say
+from holdfast.cli.output import AsJson, on_one_line, print_json, print_line
 from holdfast.documents import open_given
 from holdfast.errors import EXIT_FAILED, BadInputError
-from holdfast.observability.history.audit import About, AuditResult, audit_events, audit_lines
+from holdfast.observability.history.audit import AuditResult, FindingSubject, audit_events, audit_lines
 
 #: findings that are printed; all of them are in the JSON
 MOST = 20
@@ -33,7 +33,7 @@ def audit(events: EventsFile = None, as_json: AsJson = False, *, server: Server)
         print_json({"sound": result.sound, **asdict(result)})
     else:
         for line in audit_as_text(result):
-            say(line)
+            print_line(line)
     if not result.sound:
         raise typer.Exit(EXIT_FAILED)
 
@@ -76,7 +76,7 @@ def audit_as_text(result: AuditResult) -> Iterator[str]:
     if result.outcome == "running":
         yield "the last event does not end the job: the job still runs, or the file is cut off"
     for finding in result.findings[:MOST]:
-        seq = f" (event {finding.seq})" if finding.about is not About.LINE else ""
+        seq = f" (event {finding.seq})" if finding.about is not FindingSubject.LINE else ""
         yield on_one_line(f"line {finding.line}{seq}: {finding.what}")
     if len(result.findings) > MOST:
         yield f"and {len(result.findings) - MOST} more; --json has all of them"

@@ -14,7 +14,7 @@ import typer
 
 from holdfast.cli.help import HelpfulGroup, HelpfulTyper
 from holdfast.cli.options import with_option_groups
-from holdfast.cli.output import AsJson, print_json, say
+from holdfast.cli.output import AsJson, print_json, print_line
 from holdfast.errors import EXIT_FAILED, BadInputError
 from holdfast.protocol.checkpoints.directory import (
     DamagedCheckpointError,
@@ -59,11 +59,11 @@ def list_all(directory: Place, as_json: AsJson = False) -> None:
         return
     for row in rows:
         size = f"{row['bytes'] / 1e6:.1f} MB, {row['parts']} parts" if row["counts"] else row["why"]
-        say(f"step {row['step']:>8}  {row['name']}  {size}")
+        print_line(f"step {row['step']:>8}  {row['name']}  {size}")
     for entry in best:
-        say(f"{entry}: kept for its evaluation")
+        print_line(f"{entry}: kept for its evaluation")
     if not rows:
-        say(f"{directory}: there is no checkpoint")
+        print_line(f"{directory}: there is no checkpoint")
 
 
 def verify(directory: Place, step: Step = None, as_json: AsJson = False) -> None:
@@ -85,7 +85,7 @@ def verify(directory: Place, step: Step = None, as_json: AsJson = False) -> None
         print_json({"directory": directory, "checkpoints": found})
     else:
         for one in found:
-            say(f"{one['name']}: {'intact' if one['intact'] else 'damaged: ' + one['why']}")
+            print_line(f"{one['name']}: {'intact' if one['intact'] else 'damaged: ' + one['why']}")
     if not all(one["intact"] for one in found):
         raise typer.Exit(EXIT_FAILED)
 
@@ -119,7 +119,7 @@ def export(
     if as_json:
         print_json({"checkpoint": name.folder, "step": name.step, "output": str(output), "bytes": size})
     else:
-        say(f"{output}: the state of step {name.step}, {size / 1e6:.1f} MB")
+        print_line(f"{output}: the state of step {name.step}, {size / 1e6:.1f} MB")
 
 
 def _read_here(directory: str, content: Iterator[bytes]) -> Iterator[bytes]:

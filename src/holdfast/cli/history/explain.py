@@ -18,10 +18,10 @@ from holdfast.cli.following.kept_journals import journal_folder, newest_journal
 from holdfast.cli.following.progress import describe, describe_request, time_of_day
 from holdfast.cli.following.show import event_json
 from holdfast.cli.options import with_option_groups
-from holdfast.cli.output import AsJson, on_one_line, print_json, say, warn
+from holdfast.cli.output import AsJson, on_one_line, print_json, print_line, warn
 from holdfast.errors import BadInputError, UnreachableError
 from holdfast.observability.history.explanation import Explanation, explain
-from holdfast.observability.history.job_condition import JobCondition, standing_of
+from holdfast.observability.history.job_condition import JobCondition, find_condition
 from holdfast.protocol.events import FailureDetected, StacksTaken
 from holdfast.protocol.position import Awaited
 
@@ -76,14 +76,14 @@ def explain_command(
         if as_json:
             print_json(_as_document(found))
         for line in () if as_json else explanation_lines(found):
-            say(on_one_line(line))
+            print_line(on_one_line(line))
         return
-    standing = standing_of(list(read_job_events(path, server))) if path is not None else _read_standing(server)
+    standing = find_condition(list(read_job_events(path, server))) if path is not None else _read_condition(server)
     if as_json:
         print_json(dataclasses.asdict(standing) | ({"refuses": pooled["refuses"]} if pooled else {}))
         return
-    for line in standing_lines(standing, path):
-        say(on_one_line(line))
+    for line in condition_lines(standing, path):
+        print_line(on_one_line(line))
     _print_reserve(pooled)
     _print_unfit_nodes(pooled)
 
@@ -93,9 +93,9 @@ def _explain_pooled(job: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(job)
         return
-    say(f"job {job['job']} is {job['state']}{': ' if job['why'] else ''}{job['why']}")
+    print_line(f"job {job['job']} is {job['state']}{': ' if job['why'] else ''}{job['why']}")
     for would in job["would"]:
-        say(f"it would begin with: {would}")
+        print_line(f"it would begin with: {would}")
     _print_reserve(job)
     _print_unfit_nodes(job)
 
@@ -104,18 +104,18 @@ def _print_reserve(job: Mapping[str, Any]) -> None:
     """Print how many nodes the pool keeps in reserve, if it chooses that number itself."""
     reserve = dict(job.get("reserve") or {})
     if reserve.get("why"):
-        say(on_one_line(f"reserve of the pool: {reserve['nodes']}, {reserve['why']}"))
+        print_line(on_one_line(f"reserve of the pool: {reserve['nodes']}, {reserve['why']}"))
 
 
 def _print_unfit_nodes(job: Mapping[str, Any]) -> None:
     """Print which nodes are unfit for a job of a pool, why, and when the pool tries them again."""
     refuses = dict(job.get("refuses") or {})
     for node in list(refuses)[:_MOST_NODES]:
-        say(on_one_line(f"{node} cannot be used: {refuses[node]}"))
+        print_line(on_one_line(f"{node} cannot be used: {refuses[node]}"))
     if len(refuses) > _MOST_NODES:
-        say(f"and so are {len(refuses) - _MOST_NODES} more nodes")
+        print_line(f"and so are {len(refuses) - _MOST_NODES} more nodes")
     if refuses:
-        say(
+        print_line(
             f"a node needs {job['script']}, the same as on the job's other nodes, and room for "
             f"{job['workers_per_node']} of its workers: it is tried again once its agent is started again, or that "
             "script has changed there"
@@ -147,12 +147,12 @@ def _find_kept_journal(server: Server) -> Path | None:
     return None
 
 
-def _read_standing(server: Server) -> JobCondition:
+def _read_condition(server: Server) -> JobCondition:
     with server.client() as client:
         status = client.status()
         events = list(client.events())
     awaited = msgspec.convert(status.get("awaited", []), tuple[Awaited, ...])
-    return standing_of(events, now=float(status["clock"]), state=str(status["state"]), awaited=awaited)
+    return find_condition(events, now=float(status["clock"]), state=str(status["state"]), awaited=awaited)
 
 
 def _as_document(found: Explanation) -> dict[str, Any]:
@@ -243,7 +243,7 @@ def _count(number: int | None) -> str:
     return "not known how many" if number is None else str(number)
 
 
-def standing_lines(standing: JobCondition, file: Path | None = None) -> Iterator[str]:
+def condition_lines(standing: JobCondition, file: Path | None = None) -> Iterator[str]:
     """Yield where a job stands, line by line; `file`: its events, if they were read from one."""
     yield f"{standing.job} is {standing.state} since {time_of_day(standing.since)}, at step {standing.step}"
     if standing.why:

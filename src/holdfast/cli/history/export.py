@@ -10,7 +10,7 @@ import typer
 from holdfast.cli.connection import Server
 from holdfast.cli.following.events import EventsFile, read_job_events
 from holdfast.cli.options import with_option_groups
-from holdfast.cli.output import AsJson, print_json, say
+from holdfast.cli.output import AsJson, print_json, print_line
 from holdfast.errors import BadInputError
 from holdfast.observability.metric_rows import FORMATS, MetricWriter
 from holdfast.protocol.events import StepCommitted
@@ -59,4 +59,4 @@ def export(
     if as_json:
         print_json({"format": format, "output": str(output), "steps_read": steps})
     else:
-        say(f"{output}: {steps} steps were read")
+        print_line(f"{output}: {steps} steps were read")

@@ -12,7 +12,7 @@ import typer
 
 from holdfast.cli.connection import Server
 from holdfast.cli.options import with_option_groups
-from holdfast.cli.output import AsJson, on_one_line, print_json_line, say
+from holdfast.cli.output import AsJson, on_one_line, print_json_line, print_line
 from holdfast.errors import BadInputError, RefusedError, UnreachableError
 from holdfast.protocol.names import NAME_PATTERN
 
@@ -60,7 +60,7 @@ def logs(
 
 
 def _print_line(node: str, place: int, line: str) -> None:
-    say(f"[{node}{f'.{place}' if place else ''}] {on_one_line(line)}")
+    print_line(f"[{node}{f'.{place}' if place else ''}] {on_one_line(line)}")
 
 
 def _print_line_as_json(node: str, place: int, line: str) -> None:

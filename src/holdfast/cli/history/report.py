@@ -19,7 +19,7 @@ from holdfast.cli.following.time_table import print_account
 from holdfast.cli.history import memory_plot
 from holdfast.cli.history.report_plot import plot_events
 from holdfast.cli.options import with_option_groups
-from holdfast.cli.output import AsJson, print_json, say
+from holdfast.cli.output import AsJson, print_json, print_line
 from holdfast.errors import BadInputError
 from holdfast.observability.report import JobReport, make_report
 
@@ -51,7 +51,7 @@ def report(
         return
     print_report(summary, Console())
     for picture in filter(None, (plot, plot_memory)):
-        say(f"plot: {picture}")
+        print_line(f"plot: {picture}")
 
 
 def print_report(summary: JobReport, console: Console) -> None:

@@ -13,7 +13,7 @@ from holdfast.cli.connection import Server
 from holdfast.cli.following.stop import NoWait
 from holdfast.cli.job.waiting import await_back, await_left, await_moved
 from holdfast.cli.options import with_option_groups
-from holdfast.cli.output import AsJson, print_json, say
+from holdfast.cli.output import AsJson, print_json, print_line
 from holdfast.cli.pool.draining import drain_of_pool
 from holdfast.cli.pool.nodes import move_together, scale_job, undrain_nodes
 from holdfast.control.client import CoordinatorClient
@@ -55,7 +55,7 @@ def scale(
     if as_json:
         print_json({"nodes_started": count})
     else:
-        say(f"{count} more {'node is' if count == 1 else 'nodes are'} on the way")
+        print_line(f"{count} more {'node is' if count == 1 else 'nodes are'} on the way")
 
 
 def _missing(client: CoordinatorClient, size: int) -> int:
@@ -104,14 +104,14 @@ def move(
     with server.client() as client:
         after = client.status()["events"]
         client.move(nodes, to or ())
-        moved = {} if no_wait else await_moved(client, nodes, after, say=None if as_json else say)
+        moved = {} if no_wait else await_moved(client, nodes, after, print_status=None if as_json else print_line)
     if as_json:
         stayed = {event.node: event.detail for event in moved.values() if isinstance(event, NodeStayed)}
         told = [_move_as_json(event) for event in moved.values() if isinstance(event, NodeMoved)]
         print_json({"nodes": nodes, "moved": told, "stayed": stayed})
     for node in () if as_json else nodes:
         later = "is replaced at the end of a step, once a standby is warm"
-        say(f"{node} {later}" if no_wait else _describe_outcome(moved, node))
+        print_line(f"{node} {later}" if no_wait else _describe_outcome(moved, node))
     if any(isinstance(event, NodeStayed) for event in moved.values()):
         raise typer.Exit(EXIT_REFUSED)
     if None in moved.values():
@@ -145,8 +145,8 @@ def _print_forecast(server: Server, nodes: Sequence[str], to: Sequence[str], *, 
         experts = f", {one.expert_replicas} replicas of experts" if one.expert_replicas else ""
         whose = f"{one.to} takes the place of {one.node}{rank}" if one.to else f"{one.node}{rank} leaves"
         when = "once a standby is warm" if one.wait_s is None else f"in {one.wait_s:.1f} s at the latest"
-        say(f"{whose} {when}: {what}{experts}; {one.down_s:.3f} s from a step's end to the next one's")
-        say(f"  why: {one.why}")
+        print_line(f"{whose} {when}: {what}{experts}; {one.down_s:.3f} s from a step's end to the next one's")
+        print_line(f"  why: {one.why}")
 
 
 def _move_as_json(event: NodeMoved) -> dict[str, str | float]:
@@ -191,7 +191,7 @@ def drain(
         return
     with server.client() as client:
         if rolling:
-            left, lost = _drain_all_in_turn(client, say=(lambda _: None) if as_json else say)
+            left, lost = _drain_all_in_turn(client, print_status=(lambda _: None) if as_json else print_line)
         else:
             lost: list[str] = []
             left = list(nodes or ())
@@ -203,27 +203,27 @@ def drain(
     elif not rolling:
         what = "leaves at the end of a step" if no_wait else "has left"
         for node in left:
-            say(f"{node} {what}; `holdfast undrain {node}` lets it come back")
+            print_line(f"{node} {what}; `holdfast undrain {node}` lets it come back")
 
 
-def _drain_all_in_turn(client: CoordinatorClient, say: Callable[[str], None]) -> tuple[list[str], list[str]]:
+def _drain_all_in_turn(client: CoordinatorClient, print_status: Callable[[str], None]) -> tuple[list[str], list[str]]:
     """Drain each node and let it return, one after the other. Return the drained nodes, and the lost ones."""
     names = [str(node["node"]) for node in client.status()["nodes"]]
     left: list[str] = []
     for done, name in enumerate(names, start=1):
         place = f"({done} of {len(names)})"
         if not _drain_and_wait(client, name):
-            say(f"{name} is gone, and is skipped: see `holdfast events` {place}")
+            print_status(f"{name} is gone, and is skipped: see `holdfast events` {place}")
             continue
         left.append(name)
         after = client.status()["events"]
         started = client.undrain(name)
-        say(f"{name} has left: {'it is started again' if started else 'start `holdfast agent` there again'}")
+        print_status(f"{name} has left: {'it is started again' if started else 'start `holdfast agent` there again'}")
         if await_back(client, name, after):
-            say(f"{name} is back {place}")
+            print_status(f"{name} is back {place}")
         else:
             left.pop()
-            say(f"{name} is lost again, and is skipped: see `holdfast events` {place}")
+            print_status(f"{name} is lost again, and is skipped: see `holdfast events` {place}")
     return left, [name for name in names if name not in left]
 
 
@@ -258,7 +258,9 @@ def undrain(
         print_json({"nodes": started})
         return
     for node, is_started in started.items():
-        say(f"{node} may come back: {'it is being started' if is_started else 'start `holdfast agent` there again'}")
+        print_line(
+            f"{node} may come back: {'it is being started' if is_started else 'start `holdfast agent` there again'}"
+        )
 
 
 def _are_drained(pool: PoolClient, names: Sequence[str]) -> bool:
@@ -300,4 +302,4 @@ def inject(
         print_json({"fault": fault, "node": node, "worker": worker, "step": step, "phase": phase or None})
         return
     when = f" at step {step}" if step is not None else ""
-    say(f"{node}: {fault}{when}{f' in {phase}' if phase else ''}")
+    print_line(f"{node}: {fault}{when}{f' in {phase}' if phase else ''}")

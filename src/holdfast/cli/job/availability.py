@@ -14,7 +14,7 @@ import typer
 from holdfast.cli.following.progress import loss_text
 from holdfast.cli.following.show import OnEvent, Shown, filter_this_run, run_shown
 from holdfast.cli.options import EXPERIMENTS
-from holdfast.cli.output import print_json_line, say, warn
+from holdfast.cli.output import print_json_line, print_line, warn
 from holdfast.cli.spec_options import NODES
 from holdfast.clock import SystemClock
 from holdfast.control.launch.launcher import launch
@@ -185,12 +185,12 @@ def _trace_time(option: str, text: str | None) -> float | None:
 def print_summary(summary: ReplaySummary, window: Window, speed: float) -> None:
     """Print the summary as people read it."""
     lived = f"{min(window.seconds, summary.elapsed_s * speed):.0f} of {window.seconds:.0f} s of the trace, {speed:g}x"
-    say(f"{summary.outcome} after {summary.elapsed_s:.1f} s ({lived})")
+    print_line(f"{summary.outcome} after {summary.elapsed_s:.1f} s ({lived})")
     undone = f", {summary.undone_steps} more were undone by roll-backs" if summary.undone_steps else ""
-    say(
+    print_line(
         f"{summary.steps} steps, {summary.samples} samples ({summary.samples_per_s:.1f} a second){undone}, "
         f"loss {loss_text(summary.final_loss)}"
     )
     actions = ", ".join(f"{count} {action}" for action, count in sorted(summary.recoveries.items())) or "none"
-    say(f"{summary.nodes_joined} nodes joined, {summary.nodes_lost} were lost; recoveries: {actions}")
-    say(f"down {summary.down_s:.1f} s in all, without any node {summary.without_nodes_s:.1f} s")
+    print_line(f"{summary.nodes_joined} nodes joined, {summary.nodes_lost} were lost; recoveries: {actions}")
+    print_line(f"down {summary.down_s:.1f} s in all, without any node {summary.without_nodes_s:.1f} s")

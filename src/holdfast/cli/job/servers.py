@@ -157,7 +157,7 @@ def kept_store(job: JobSpec) -> str:
     return f"sqlite:{folder / 'store.sqlite'}"
 
 
-def job_at(entry: JobEntry, say: Callable[[str], None]) -> str:
+def job_at(entry: JobEntry, print_status: Callable[[str], None]) -> str:
     """Return the name of the job at an address; a coordinator that is not up yet is waited for.
 
     Raises:
@@ -171,7 +171,7 @@ def job_at(entry: JobEntry, say: Callable[[str], None]) -> str:
             except UnreachableError as error:
                 if str(error) != told:
                     told = str(error)
-                    say(f"holdfast: {told}; waiting for it")
+                    print_status(f"holdfast: {told}; waiting for it")
                 time.sleep(_PAUSE_S)
 
 

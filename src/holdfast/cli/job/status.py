@@ -15,7 +15,7 @@ from holdfast.cli.connection import Server
 from holdfast.cli.following.progress import count, loss_text, time_of_day
 from holdfast.cli.following.time_table import print_account
 from holdfast.cli.options import with_option_groups
-from holdfast.cli.output import AsJson, on_one_line, print_json, say, seconds_in_words
+from holdfast.cli.output import AsJson, on_one_line, print_json, print_line, seconds_in_words
 from holdfast.observability.accounts.time_ledger import TimeAccount
 from holdfast.protocol.names import node_of
 
@@ -62,9 +62,9 @@ def _print_pooled(job: Answer, *, as_json: bool) -> None:
     if as_json:
         print_json(job)
         return
-    say(on_one_line(f"{job['job']}: {job['state']}{': ' if job['why'] else ''}{job['why']}"))
+    print_line(on_one_line(f"{job['job']}: {job['state']}{': ' if job['why'] else ''}{job['why']}"))
     if job["state"] == "failed" and job["log_dir"]:
-        say(f"its output: holdfast logs -j {job['job']}")
+        print_line(f"its output: holdfast logs -j {job['job']}")
 
 
 def print_status(answer: Answer, console: Console, *, wide: bool) -> None:

@@ -63,7 +63,7 @@ def await_back(client: CoordinatorClient, name: str, after: int) -> bool:
 
 
 def await_moved(
-    client: CoordinatorClient, nodes: Sequence[str], after: int, *, say: Callable[[str], None] | None
+    client: CoordinatorClient, nodes: Sequence[str], after: int, *, print_status: Callable[[str], None] | None
 ) -> dict[str, NodeMoved | NodeStayed | None]:
     """Wait until none of these nodes waits to be replaced. Return the last event of each, or None if it was lost.
 
@@ -71,7 +71,7 @@ def await_moved(
 
     Args:
         after: number of the newest event before the request.
-        say: prints why each node waits, whenever the reason changes.
+        print_status: prints why each node waits, whenever the reason changes.
 
     Raises:
         RefusedError, UnreachableError: as `await_left`.
@@ -84,8 +84,8 @@ def await_moved(
         for name, one in leaving.items():
             if waited.get(name) != one["waits_for"]:
                 waited[name] = one["waits_for"]
-                if say is not None:
-                    say(f"{name} waits for {one['waits_for']}")
+                if print_status is not None:
+                    print_status(f"{name} waits for {one['waits_for']}")
         if leaving:
             return False
         events = list(client.events(after))

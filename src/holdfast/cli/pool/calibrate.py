@@ -15,7 +15,7 @@ import typer
 
 from holdfast.cli.connection import Server
 from holdfast.cli.options import with_option_groups
-from holdfast.cli.output import AsJson, print_json, say, warn
+from holdfast.cli.output import AsJson, print_json, print_line, warn
 from holdfast.cli.retrying import POLL_S, retry_query, retry_request
 from holdfast.cli.spec_options import collect_job, job_spec
 from holdfast.control.launch.script_modules import with_script
@@ -56,13 +56,17 @@ def calibrate(
     check_script(given.script)
     with server.pool() as client:
         found, why = _measure(
-            client, _job_to_measure(given, least), (least, most), patience, say=_print_nothing if as_json else say
+            client,
+            _job_to_measure(given, least),
+            (least, most),
+            patience,
+            print_status=_print_nothing if as_json else print_line,
         )
     document = _document(found, most)
     if as_json:
         print_json({"pace": document, "output": _counted(found, OutputSpec()), "why": why})
     elif document["step_s"]:
-        say(_toml(document, _counted(found, given.output)))
+        print_line(_toml(document, _counted(found, given.output)))
     if document["step_s"] and output is not None:
         output.write_text(_toml(document, _counted(found, given.output)))
     warn_of_pace(msgspec.structs.replace(given, pace=PaceSpec(step_s=tuple(document["step_s"]))))
@@ -117,7 +121,7 @@ def _job_to_measure(spec: JobSpec, nodes: int) -> JobSpec:
 
 
 def _measure(
-    client: PoolClient, spec: JobSpec, sizes: tuple[int, int], patience: float, *, say: Callable[[str], None]
+    client: PoolClient, spec: JobSpec, sizes: tuple[int, int], patience: float, *, print_status: Callable[[str], None]
 ) -> tuple[dict[str, Any], str]:
     """Measure the sizes, and end the copy. Return the measurements, and why some are missing, or "" if none are."""
     found: dict[str, Any] = {}
@@ -128,7 +132,7 @@ def _measure(
             why = _await_size(client, spec.name, number, size, patience, found)
             if why:
                 return found, why
-            say(f"{size} {'node' if size == 1 else 'nodes'}: {found['step_s'][str(size)]:.4g} s a step")
+            print_status(f"{size} {'node' if size == 1 else 'nodes'}: {found['step_s'][str(size)]:.4g} s a step")
         return found, ""
     except HoldfastError as error:
         return found, str(error)

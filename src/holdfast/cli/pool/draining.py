@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from holdfast.cli.output import on_one_line, print_json, say
+from holdfast.cli.output import on_one_line, print_json, print_line
 from holdfast.cli.retrying import POLL_S, retry_query
 from holdfast.control.pool_client import PoolClient
 from holdfast.errors import RefusedError, UnreachableError
@@ -37,13 +37,13 @@ def _drain_nodes(pool: PoolClient, names: Sequence[str], *, no_wait: bool, as_js
     with pool as client:
         client.drain(names)
         if not no_wait:
-            _await_without_job(client, names, (lambda _: None) if as_json else say)
+            _await_without_job(client, names, (lambda _: None) if as_json else print_line)
     if as_json:
         print_json({"nodes": list(names), "left": not no_wait})
         return
     for name in names:
         what = "will be left by its job" if no_wait else "is drained"
-        say(f"{name} {what}, and no job gets it; undo: `holdfast undrain {name}`")
+        print_line(f"{name} {what}, and no job gets it; undo: `holdfast undrain {name}`")
 
 
 def _foresee_drain(pool: PoolClient, names: Sequence[str], *, as_json: bool) -> None:
@@ -55,7 +55,7 @@ def _foresee_drain(pool: PoolClient, names: Sequence[str], *, as_json: bool) -> 
         return
     for one in forecast:
         whose = f" (job {one.job})" if one.job else ""
-        say(on_one_line(f"{one.node}{whose}: {one.why}"))
+        print_line(on_one_line(f"{one.node}{whose}: {one.why}"))
 
 
 def _roll_nodes(pool: PoolClient, job: str, *, as_json: bool) -> None:
@@ -63,20 +63,20 @@ def _roll_nodes(pool: PoolClient, job: str, *, as_json: bool) -> None:
 
     The next node follows once the one before is back: its agent was restarted, or a user has undrained it.
     """
-    told: Callable[[str], None] = (lambda _: None) if as_json else say
+    report: Callable[[str], None] = (lambda _: None) if as_json else print_line
     with pool as client:
         there = [node for node in client.status()["nodes"] if not job or node["job"] == job]
         names = [node["node"] for node in there if node["here"] and not node["drained"]]
         for left_out in [node for node in there if node["node"] not in names]:
-            told(f"{left_out['node']} is left out: it is {'drained already' if left_out['drained'] else 'away'}")
+            report(f"{left_out['node']} is left out: it is {'drained already' if left_out['drained'] else 'away'}")
         for done, name in enumerate(names, 1):
-            _drain_and_await_return(client, name, told)
-            told(f"{name} is back ({done} of {len(names)})")
+            _drain_and_await_return(client, name, report)
+            report(f"{name} is back ({done} of {len(names)})")
     if as_json:
         print_json({"nodes": names, "left": True})
 
 
-def _drain_and_await_return(client: PoolClient, name: str, told: Callable[[str], None]) -> None:
+def _drain_and_await_return(client: PoolClient, name: str, report: Callable[[str], None]) -> None:
     """Drain one node, and wait until it is back, under its own name or another."""
     before = {node["node"]: node["session"] for node in retry_query(client.status)["nodes"]}
     try:
@@ -84,13 +84,13 @@ def _drain_and_await_return(client: PoolClient, name: str, told: Callable[[str],
     except UnreachableError:
         if name in (node["node"] for node in retry_query(client.status)["nodes"]):
             raise
-        told(f"{name} has left the pool")
+        report(f"{name} has left the pool")
         return
     try:
-        _await_without_job(client, [name], told)
+        _await_without_job(client, [name], report)
     except RefusedError:
         return  # It was undrained meanwhile.
-    told(f"{name} is drained: the next one follows once its agent is restarted, or at `holdfast undrain {name}`")
+    report(f"{name} is drained: the next one follows once its agent is restarted, or at `holdfast undrain {name}`")
     while True:
         found = {node["node"]: node for node in retry_query(client.status)["nodes"]}
         mine = found.get(name)
@@ -104,7 +104,7 @@ def _drain_and_await_return(client: PoolClient, name: str, told: Callable[[str],
         time.sleep(POLL_S)
 
 
-def _await_without_job(client: PoolClient, names: Sequence[str], told: Callable[[str], None]) -> None:
+def _await_without_job(client: PoolClient, names: Sequence[str], report: Callable[[str], None]) -> None:
     """Wait until no job has any of these nodes. Print which job each node waits for.
 
     Raises:
@@ -118,7 +118,7 @@ def _await_without_job(client: PoolClient, names: Sequence[str], told: Callable[
             raise RefusedError(f"node {again[0]} was undrained meanwhile")
         for line in _waiting_lines(found):
             if line not in said:
-                told(line)
+                report(line)
             said.add(line)
         if not any(node["job"] for node in found.values()):
             return

@@ -12,7 +12,7 @@ import typer
 from holdfast.cli.connection import Server
 from holdfast.cli.following.stop import NoWait
 from holdfast.cli.options import warn_of_misplaced, with_option_groups
-from holdfast.cli.output import AsJson, on_one_line, print_json, say, warn
+from holdfast.cli.output import AsJson, on_one_line, print_json, print_line, warn
 from holdfast.cli.pool.calibrate import warn_of_pace
 from holdfast.cli.retrying import POLL_S, retry_query
 from holdfast.cli.spec_options import AsModule, SpecGroup, collect_job, job_spec, without_effect
@@ -73,7 +73,7 @@ def submit(
         if as_json:
             print_json({"job": job.name, "submission": number, "state": told["state"], "why": told["why"]})
         else:
-            say(_line(told))
+            print_line(_line(told))
         if follow:
             raise typer.Exit(_follow(client, job.name, number, as_json=as_json))
 
@@ -87,7 +87,7 @@ def _follow(client: PoolClient, name: str, number: int, *, as_json: bool) -> int
             raise JobFailedError(f"job {name} is another one by now: how this one ended, the pool's events say")
         line = _line(job)
         if line != before and before and not as_json:
-            say(line)
+            print_line(line)
         before = line
         if job["state"] in OVER:
             return _ENDS.get(job["state"], EXIT_FAILED)
@@ -105,11 +105,11 @@ def jobs(as_json: AsJson = False, *, server: Server) -> None:
         print_json({"jobs": [*({"job": one.job, "url": one.url} for one in alone), *pooled]})
         return
     for one in alone:
-        say(f"{one.job}  runs without a pool at {one.url}")
+        print_line(f"{one.job}  runs without a pool at {one.url}")
     for job in pooled:
-        say(on_one_line(_line(job)))
+        print_line(on_one_line(_line(job)))
     if not alone and not pooled:
-        say("there are no jobs")
+        print_line("there are no jobs")
 
 
 def _line(job: Mapping[str, Any]) -> str:
@@ -183,4 +183,4 @@ def _await_settled(client: PoolClient, name: str, passing: str, *, no_wait: bool
     if as_json:
         print_json(job)
     else:
-        say(on_one_line(_line(job)))
+        print_line(on_one_line(_line(job)))

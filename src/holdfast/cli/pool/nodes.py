@@ -12,7 +12,7 @@ from rich.table import Table
 
 from holdfast.cli.connection import Server
 from holdfast.cli.options import with_option_groups
-from holdfast.cli.output import AsJson, print_json, say
+from holdfast.cli.output import AsJson, print_json, print_line
 from holdfast.cli.retrying import POLL_S, retry_query
 from holdfast.control.pool_client import PoolClient
 from holdfast.errors import RefusedError
@@ -31,7 +31,7 @@ def nodes(as_json: AsJson = False, *, server: Server) -> None:
         print_json({"nodes": told})
         return
     if not told:
-        say("there are no nodes")
+        print_line("there are no nodes")
         return
     table = Table("node", "rack", "zone", "job", "state", box=None)
     for node in told:
@@ -61,15 +61,15 @@ def move_together(pool: PoolClient, *, dry_run: bool, no_wait: bool, as_json: bo
         print_json(found)
         return
     for move in found["moves"]:
-        say(f"{move['job']}: {move['from_node']} -> {move['to_node']}")
+        print_line(f"{move['job']}: {move['from_node']} -> {move['to_node']}")
     for job, (before, after) in found["racks"].items():
         zones = "{} -> {}".format(*found["zones"][job])
-        say(f"{job}: {before} -> {after} racks, {zones} zones")
+        print_line(f"{job}: {before} -> {after} racks, {zones} zones")
     if not found["moves"]:
-        say("no job is worth moving: fewer racks or zones are not to be had, or not for what that costs")
+        print_line("no job is worth moving: fewer racks or zones are not to be had, or not for what that costs")
     else:
         cost = f"{found['cost_s']:.1f} s of their training, and are worth {found['gain_s']:.0f} s"
-        say(f"{len(found['moves'])} moves, one after another: they cost the jobs about {cost}")
+        print_line(f"{len(found['moves'])} moves, one after another: they cost the jobs about {cost}")
 
 
 def undrain_nodes(pool: PoolClient, names: Sequence[str], *, as_json: bool) -> None:
@@ -79,7 +79,7 @@ def undrain_nodes(pool: PoolClient, names: Sequence[str], *, as_json: bool) -> N
         print_json({"nodes": dict.fromkeys(names, True)})
         return
     for name in names:
-        say(f"{name} may be given to jobs again")
+        print_line(f"{name} may be given to jobs again")
 
 
 def scale_job(pool: PoolClient, name: str, size: str, *, as_json: bool) -> None:
@@ -98,4 +98,4 @@ def scale_job(pool: PoolClient, name: str, size: str, *, as_json: bool) -> None:
         print_json(job)
         return
     here = f"its share is {job['share']} now" if job["state"] == "admitted" else f"it is {job['state']}"
-    say(f"{name} may have {most} {'node' if most == 1 else 'nodes'}: {here}, as others leave them over")
+    print_line(f"{name} may have {most} {'node' if most == 1 else 'nodes'}: {here}, as others leave them over")

@@ -13,7 +13,7 @@ import typer
 
 from holdfast.cli.connection import read_token
 from holdfast.cli.options import JOB, OUTPUT, RECOVERY, with_option_groups
-from holdfast.cli.output import say, start_log, warn
+from holdfast.cli.output import print_line, start_log, warn
 from holdfast.cli.server_options import ListenOptions, NodeOptions
 from holdfast.control.owned_folders import OWN_SOCKET_NAME, owned_folder
 from holdfast.control.pool.settings import PoolSettings, check_policy, default_folder
@@ -134,7 +134,7 @@ def pool(*, listen: ListenOptions, options: PoolOptions) -> None:
     if options.local:
         from holdfast.control.pool.local_pool import run_local_pool
 
-        raise typer.Exit(run_local_pool(settings, options.local, for_workers(os.environ), say))
+        raise typer.Exit(run_local_pool(settings, options.local, for_workers(os.environ), print_line))
     from holdfast.control.pool.pool_server import run_pool  # 0.5 s of imports that no other command needs
 
     raise typer.Exit(run_pool(settings))

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from holdfast.cli.connection import Server
 from holdfast.cli.options import with_option_groups
-from holdfast.cli.output import AsJson, print_json, say
+from holdfast.cli.output import AsJson, print_json, print_line
 from holdfast.cli.pool.calibrate import warn_of_pace
 from holdfast.cli.spec_options import collect_job, job_spec
 from holdfast.control.launch.script_modules import with_script
@@ -72,7 +72,7 @@ def _read_job(source: str) -> JobSpec:
 
 
 def _show(found: Mapping[str, Any]) -> None:
-    say(f"{found['nodes_now']} nodes to share out now, {found['nodes']} then (policy {found['policy']})")
+    print_line(f"{found['nodes_now']} nodes to share out now, {found['nodes']} then (policy {found['policy']})")
     table = Table("job", "nodes now", "then", "", box=None)
     worth = found["worth"]
     shares = found["shares"]
@@ -80,13 +80,13 @@ def _show(found: Mapping[str, Any]) -> None:
         table.add_row(job, str(found["shares_now"].get(job, 0)), str(shares.get(job, 0)), found["waiting"].get(job, ""))
     Console().print(table)
     for job, why in sorted(found["starved"].items()):
-        say(f"without its min_nodes {job} would have none: {why}")
+        print_line(f"without its min_nodes {job} would have none: {why}")
     if worth is None:
         return
-    say(
+    print_line(
         f"weighted FLOP until the next failure: {worth['gain']:.4g} gained, {worth['cost']:.4g} lost to the changes; "
         f"{worth['waf']:.4g} weighted FLOP/s"
     )
     if worth["next_best"]:
         other = ", ".join(f"{job} {nodes}" for job, nodes in sorted(worth["next_best"].items()))
-        say(f"next best: {other}, worth {worth['given_up']:.4g} less")
+        print_line(f"next best: {other}, worth {worth['given_up']:.4g} less")

@@ -28,7 +28,7 @@ def open_journal(settings: ServerSettings, keeper: RecordKeeper) -> tuple[Journa
     path, metrics = settings.journal_path, Metrics(settings.job)
     if path is None:
         return Journal(), metrics
-    journal = FileJournal(path, told=metrics.observe)
+    journal = FileJournal(path, on_existing=metrics.observe)
     try:
         check_journal(journal, keeper.record, settings)
     except HoldfastError:

@@ -92,7 +92,7 @@ class Shell(MachineShell[Input, Instruction, Record]):
         on_stand: Callable[[JobState], None] = _ignore,
         on_event: Callable[[AnyEvent], None] = _ignore,
     ) -> None:
-        super().__init__(now=now, on_connected=metrics.connected, on_failure=on_failure)
+        super().__init__(now=now, on_connected=metrics.set_connected_agents, on_failure=on_failure)
         self.machine = machine
         self.journal = journal
         self.metrics = metrics
@@ -121,7 +121,7 @@ class Shell(MachineShell[Input, Instruction, Record]):
         self.feed_later(FileFailed(file, why))
 
     def count_refusal(self) -> None:
-        self.metrics.refused()
+        self.metrics.count_refused_message()
 
     def _handle(self, event: Input) -> list[Instruction]:
         return self.machine.handle(event, self.now())

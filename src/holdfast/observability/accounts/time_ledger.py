@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from holdfast.observability.accounts.node_time import Attendance
+from holdfast.observability.accounts.node_time import NodeTime
 from holdfast.observability.accounts.time_spans import Cause, Span, split
 from holdfast.observability.accounts.usual_steps import LATE, UsualSteps
 from holdfast.protocol.events import (
@@ -59,7 +59,7 @@ class TimeAccount:
 class TimeLedger:
     """Books the time of a job by cause, from its events in order."""
 
-    def __init__(self, told: Callable[[int, Cause, float], None] | None = None) -> None:
+    def __init__(self, on_booked: Callable[[int, Cause, float], None] | None = None) -> None:
         """Start without events.
 
         Args:
@@ -67,11 +67,11 @@ class TimeLedger:
                 The `seq` is 0 for time after the newest commit.
         """
         self.usual = UsualSteps()
-        self._told = told
+        self._on_booked = on_booked
         self._position = Position()
         #: The highest step that was ever committed, undone or not.
         self._furthest = 0
-        self._attendance = Attendance()
+        self._node_time = NodeTime()
         self._flop_per_sample = self._peak_flop_per_s = 0.0
         self._start: float | None = None
         self._now = 0.0
@@ -93,7 +93,12 @@ class TimeLedger:
         return self._position.step
 
     def add_event(self, event: ReadEvent) -> None:
-        """Update the ledger from an event."""
+        """Update the ledger from the next event.
+
+        A commit ends the span under way. A `recovered` or `rebalanced` event adds facts to the span that the previous
+        commit ended; any other event to the span under way. Therefore a span is only booked when the event after its
+        commit is known.
+        """
         if self._start is None:
             self._start = self._now = event.time
             self._open = Span(event.time)
@@ -101,13 +106,13 @@ class TimeLedger:
         self._now = max(self._now, event.time)
         if isinstance(event, StepCommitted):
             self._book_closed_span()
-            self._commit(event)
+            self._close_span(event)
         else:
-            self._attendance.add_event(event, self._now)
+            self._node_time.add_event(event, self._now)
             if isinstance(event, Recovered | Rebalanced):
-                self._tell_closed(event)
+                self._add_recovery_facts(event)
             self._book_closed_span()
-            self._mark(event)
+            self._apply_to_open_span(event)
         self._position = self._position.after(event)
         self._furthest = max(self._furthest, self._position.step)
 
@@ -120,7 +125,7 @@ class TimeLedger:
         now = self._now if now is None else max(now, self._now)
         wall = 0.0 if self._start is None else now - self._start
         seconds = self._seconds(now)
-        node_s, worker_s = self._attendance.until(now)
+        node_s, worker_s = self._node_time.until(now)
         full, samples = self.usual.full, self._position.samples
         possible = wall * self._position.step_samples / full if full else 0.0
         flop, peak = samples * self._flop_per_sample, self._peak_flop_per_s * worker_s
@@ -138,7 +143,12 @@ class TimeLedger:
         )
 
     def settled(self, now: float | None = None) -> Mapping[Cause, float]:
-        """Return the seconds with a final cause, for counters. No value ever decreases.
+        """Return the seconds by cause that later events will not move to another cause, for counters.
+
+        No value ever decreases.
+
+        They are the booked seconds and all time spent waiting so far. The mapping is the ledger's own, and the next
+        call changes it.
 
         Args:
             now: as for `account`.
@@ -156,7 +166,11 @@ class TimeLedger:
 
     # ---- The span under way ----
 
-    def _mark(self, event: ReadEvent) -> None:
+    def _apply_to_open_span(self, event: ReadEvent) -> None:
+        """Record an event other than a commit in the span under way: a failure, wait, generation or checkpoint stall.
+
+        `journal_repaired` ends the span as lost. Starts of the job and of coordinators set the FLOP figures.
+        """
         span = self._open
         match event:
             case JobStarted() | CoordinatorRestarted():
@@ -173,7 +187,7 @@ class TimeLedger:
             case JobWaiting():
                 self._waiting_since = event.time if self._waiting_since is None else self._waiting_since
             case GenerationStarted():
-                self._wait_is_over(event.time)
+                self._end_wait(event.time)
                 self._world = event.world_size
                 # A join or rebalance reports its cost with the first step after it.
                 if event.reason not in ("join", "rebalance"):
@@ -184,17 +198,24 @@ class TimeLedger:
                 pass
 
     def _note_start(self, event: JobStarted | CoordinatorRestarted) -> None:
+        """Take the FLOP figures from the event. If a coordinator restarted, record its time in the span under way."""
         self._flop_per_sample, self._peak_flop_per_s = event.flop_per_sample, event.peak_flop_per_s
         if isinstance(event, CoordinatorRestarted):
             self._open.back = event.time
 
-    def _commit(self, event: StepCommitted) -> None:
+    def _close_span(self, event: StepCommitted) -> None:
+        """End the span under way at a committed step, and start the next one.
+
+        If the commit arrived late, after a later failure or generation, or if no generation started in the span, the
+        facts of a recovery are not part of the ended span. A wait that no generation ended is over one usual step
+        before the commit.
+        """
         span, end = self._open, max(event.time, self._open.began)
         self._world = event.world_size
         if self._waiting_since is not None and self._waiting_since <= end:
             # The missing nodes reconnected to a later coordinator unchanged, so no new generation was needed.
             began = max(self._waiting_since, end - (self.usual.of(event.world_size) or 0.0))
-            self._wait_is_over(began)
+            self._end_wait(began)
             span.generation = began
         since = next((time for time in (span.generation, span.detected, span.back) if time is not None), None)
         if since is not None and end < since:
@@ -208,13 +229,18 @@ class TimeLedger:
         closed.paused = event.paused_s
         self._closed = closed, end
 
-    def _wait_is_over(self, now: float) -> None:
+    def _end_wait(self, now: float) -> None:
+        """Add the time since the job started to wait to the span under way. Do nothing if it does not wait."""
         if self._waiting_since is not None:
             self._open.waited += max(0.0, now - max(self._waiting_since, self._open.began))
             self._waiting_since = None
 
-    def _tell_closed(self, event: Recovered | Rebalanced) -> None:
-        """Add the facts of a recovery or rebalance to the span that ended last."""
+    def _add_recovery_facts(self, event: Recovered | Rebalanced) -> None:
+        """Add the facts of a recovery or rebalance to the span that ended last. Do nothing without such a span.
+
+        The facts are the end of the regrouping and a failure that was not detected. A span without a generation is only
+        marked as slowed by a rebalance or a transition.
+        """
         if self._closed is None:
             return
         span, end = self._closed
@@ -238,7 +264,11 @@ class TimeLedger:
         self._open = Span(self._now)
 
     def _book_closed_span(self) -> None:
-        """Book the span that ended last. No later event adds facts about it."""
+        """Book the span that ended last, if there is one. No later event adds facts about it.
+
+        An undisturbed step counts for the usual step time. Until a usual time is known, spans are kept, and at most
+        `_MOST_HELD` of them.
+        """
         if self._closed is None:
             return
         (span, end), self._closed = self._closed, None
@@ -248,7 +278,9 @@ class TimeLedger:
             self.usual.note(span.world, seconds)
         full = self.usual.full
         if plain and not paused and full is not None and seconds <= LATE * full and not self._kept:
-            self._enter(span.seq, Cause.EFFECTIVE, seconds)  # Fast path for usual steps, with the result of `split`.
+            self._book_final(
+                span.seq, Cause.EFFECTIVE, seconds
+            )  # Fast path for usual steps, with the result of `split`.
             return
         self._kept.append((span, end))
         if self.usual.full is not None or len(self._kept) > _MOST_HELD:
@@ -257,22 +289,26 @@ class TimeLedger:
             self._kept.clear()
 
     def _book(self, books: dict[Cause, float], span: Span, end: float) -> None:
+        """Split a span by cause, and add its seconds to `books`: the ledger's final ones, or a copy for an account."""
         for cause, seconds in split(span, end, self.usual.of(span.world), self.usual.full):
             if books is self._booked:
-                self._enter(span.seq, cause, seconds)
+                self._book_final(span.seq, cause, seconds)
             else:
                 books[cause] += seconds
 
-    def _enter(self, seq: int, cause: Cause, seconds: float) -> None:
-        """Book final seconds. Checkpoint stalls are subtracted from effective time."""
+    def _book_final(self, seq: int, cause: Cause, seconds: float) -> None:
+        """Book seconds that no longer change, and report them to `on_booked`.
+
+        Checkpoint stalls that are not paid yet are moved from effective time to checkpoint time.
+        """
         paid = 0.0
         if self._stalled and cause is Cause.EFFECTIVE:
             paid = min(seconds, self._stalled)
             self._stalled -= paid
             self._booked[Cause.CHECKPOINT] += paid
         self._booked[cause] += seconds - paid
-        if self._told is not None:
-            self._told(seq, cause, seconds)
+        if self._on_booked is not None:
+            self._on_booked(seq, cause, seconds)
 
     def _seconds(self, now: float) -> dict[Cause, float]:
         """Return the seconds per cause up to `now`, including kept and open spans."""

@@ -115,7 +115,10 @@ def _parts(span: Span, end: float) -> tuple[float, ...]:
 
 
 def _step(span: Span, total: float, usual_s: float | None, full_s: float | None) -> Iterator[tuple[Cause, float]]:
-    """Split a step without a recovery. After a swap, time beyond the usual step is the cost of the swap."""
+    """Yield the seconds of a step without a failure or new generation: paused, cost of a swap, and trained.
+
+    After a swap, such as a rebalance, the time beyond the usual step is the cost of the swap.
+    """
     paused, total = min(span.paused, total), total - min(span.paused, total)
     yield Cause.PAUSED, paused
     trained = total
@@ -126,7 +129,10 @@ def _step(span: Span, total: float, usual_s: float | None, full_s: float | None)
 
 
 def _trained(seconds: float, *, again: bool, full_s: float | None) -> Iterator[tuple[Cause, float]]:
-    """Split training time into the step time of the full job and the excess."""
+    """Yield training time as redone if the step was committed before (`again`), else as effective and sub-healthy.
+
+    Sub-healthy is the excess over the step time of the full job, if the step was later than `LATE` times that.
+    """
     if again:
         yield Cause.REDONE, seconds
         return

@@ -47,7 +47,7 @@ class UsualSteps:
         self.full_world = 0
 
     def note(self, world: int, seconds: float) -> None:
-        """Record an undisturbed step of `world` workers."""
+        """Record an undisturbed step of `world` workers. With `LEAST` steps, a larger world becomes the full job."""
         median = self._of.setdefault(world, RunningMedian())
         median.add(seconds)
         if len(median) >= LEAST:
@@ -59,7 +59,11 @@ class UsualSteps:
         return self._of[self.full_world].value if self.full_world else None
 
     def of(self, world: int) -> float | None:
-        """Return the usual step of `world` workers. If unknown, scale the step of the full job."""
+        """Return the usual step of `world` workers, in seconds.
+
+        With fewer than `LEAST` steps of this world, scale the step of the full job by the number of workers. None if
+        that is unknown, too.
+        """
         known = self._of.get(world)
         if known is not None and len(known) >= LEAST:
             return known.value

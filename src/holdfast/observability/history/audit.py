@@ -31,7 +31,7 @@ from holdfast.protocol.events import (
 from holdfast.step_samples import StepSamples
 
 
-class About(StrEnum):
+class FindingSubject(StrEnum):
     """The subject of a finding."""
 
     LINE = "line"  # the line is not an event
@@ -51,7 +51,7 @@ class AuditFinding:
 
     line: int
     seq: int
-    about: About
+    about: FindingSubject
     what: str
 
 
@@ -118,26 +118,30 @@ class Audit:
         self._skips: list[tuple[int, int, str]] = []
 
     def check_event(self, event: ReadEvent) -> None:
-        """Check the event of the next line."""
+        """Check the event of the next line against the events so far, and add a finding for each contradiction.
+
+        It checks order, term and generation, and by kind of event: steps and their samples, skipped samples,
+        roll-backs, repairs, and totals at the end.
+        """
         self._line += 1
         self._events += 1
-        self._in_order(event)
-        self._of_its_generation(event)
+        self._check_order(event)
+        self._check_generation(event)
         match event:
             case StepCommitted():
-                self._step(event)
+                self._check_step(event)
             case MicroBatchSkipped():
-                self._skip(event)
+                self._check_skip(event)
             case RolledBack():
-                self._rolled_back(event)
+                self._check_roll_back(event)
                 self._skipped = {step: count for step, count in self._skipped.items() if step <= event.to_step}
                 self._skips = [skip for skip in self._skips if skip[0] <= event.to_step]
             case JournalRepaired():
-                self._repaired(event)
+                self._check_repair(event)
             case GenerationStarted():
-                self._generation_started(event)
+                self._check_generation_start(event)
             case JobFinished() | JobFailed():
-                self._ended(event)
+                self._check_end(event)
             case CoordinatorRestarted():
                 # A failed or stopped job continues now. A finished job may start again.
                 self._outcome = "running" if self._outcome in ("failed", "stopped") else self._outcome
@@ -148,14 +152,14 @@ class Audit:
         self._last = event
 
     def check_line(self, line: bytes) -> None:
-        """Check the next line, including its line break."""
+        """Check the next line, including its line break. An incomplete line, or one without an event, is a finding."""
         if not line.endswith(b"\n"):
-            self._no_event("it ends in the middle")
+            self._add_line_finding("it ends in the middle")
             return
         try:
             event = decode_event(line)
         except NoEventError as error:
-            self._no_event(f"it is no event ({error})")
+            self._add_line_finding(f"it is no event ({error})")
             return
         self.check_event(event)
 
@@ -179,41 +183,61 @@ class Audit:
 
     # ---- Checks ----
 
-    def _found(self, event: ReadEvent | None, about: About, what: str) -> None:
+    def _add_finding(self, event: ReadEvent | None, about: FindingSubject, what: str) -> None:
         self.findings.append(AuditFinding(line=self._line, seq=event.seq if event else 0, about=about, what=what))
 
-    def _no_event(self, what: str) -> None:
+    def _add_line_finding(self, what: str) -> None:
+        """Add a finding about a line that is not an event. The line still takes the number of one event."""
         self._line += 1
         self._next_seq += 1  # The line stands for one event.
-        self._found(None, About.LINE, what)
+        self._add_finding(None, FindingSubject.LINE, what)
 
-    def _in_order(self, event: ReadEvent) -> None:
+    def _check_order(self, event: ReadEvent) -> None:
+        """Check numbers, job name, the place of the job's start and end, and terms.
+
+        Event numbers must have no gap, and `job_started` comes first and only once. No step, generation or roll-back
+        may follow the end of the job, unless it starts again. A term may only rise, and only with
+        `coordinator_restarted`.
+        """
         last, first = self._last, event.from_seq if isinstance(event, JournalRepaired) else event.seq
         if first != self._next_seq:
-            self._found(event, About.SEQUENCE, f"event {first} comes where event {self._next_seq} must")
+            self._add_finding(event, FindingSubject.SEQUENCE, f"event {first} comes where event {self._next_seq} must")
         self._next_seq = event.seq + 1
         if (last is None) != isinstance(event, JobStarted) and not isinstance(event, JournalRepaired):
-            self._found(event, About.SEQUENCE, "job_started is the first event, and no other is")
+            self._add_finding(event, FindingSubject.SEQUENCE, "job_started is the first event, and no other is")
         if last is None:
             return
         if event.job != last.job:
-            self._found(event, About.SEQUENCE, f"it is of job {event.job!r}, the events before it of {last.job!r}")
+            self._add_finding(
+                event, FindingSubject.SEQUENCE, f"it is of job {event.job!r}, the events before it of {last.job!r}"
+            )
         if self._begins_again and isinstance(event, GenerationStarted | RolledBack):
             self._begins_again, self._outcome = False, "running"
         if self._outcome != "running" and isinstance(event, StepCommitted | GenerationStarted | RolledBack):
-            self._found(event, About.SEQUENCE, f"{name_of(event)} comes after the job has {self._outcome}")
+            self._add_finding(
+                event, FindingSubject.SEQUENCE, f"{name_of(event)} comes after the job has {self._outcome}"
+            )
         if isinstance(event, CoordinatorRestarted) and event.term <= last.term:
-            self._found(event, About.TERM, f"a coordinator of term {event.term} follows one of term {last.term}")
+            self._add_finding(
+                event, FindingSubject.TERM, f"a coordinator of term {event.term} follows one of term {last.term}"
+            )
         elif not isinstance(event, CoordinatorRestarted | JournalRepaired) and event.term != last.term:
-            self._found(event, About.TERM, f"term {event.term} follows term {last.term} without coordinator_restarted")
+            self._add_finding(
+                event, FindingSubject.TERM, f"term {event.term} follows term {last.term} without coordinator_restarted"
+            )
         elif event.term < last.term:
-            self._found(event, About.TERM, f"term {event.term} follows term {last.term}")
+            self._add_finding(event, FindingSubject.TERM, f"term {event.term} follows term {last.term}")
 
-    def _of_its_generation(self, event: ReadEvent) -> None:
+    def _check_generation(self, event: ReadEvent) -> None:
+        """Check that an event is of the current generation, or of 0 unless it is a step.
+
+        `nodes_joined` may announce the next generation, which must then start with the next event. After a repair, in
+        which the generation is unknown, any generation that is not older is accepted.
+        """
         known, here, ahead = self._generation, event.generation, self._ahead
         self._ahead = 0
         if ahead and here != ahead:
-            self._found(event, About.GENERATION, f"generation {ahead} was told of, and has not begun")
+            self._add_finding(event, FindingSubject.GENERATION, f"generation {ahead} was told of, and has not begun")
         if isinstance(event, GenerationStarted | JournalRepaired):
             return
         steps = isinstance(event, StepCommitted)
@@ -225,57 +249,71 @@ class Audit:
             wrong = here not in (0, known) or (here != known and steps)
         if wrong:
             where = f"generation {known} is in force" if known is not None else f"generation {self._highest} was before"
-            self._found(event, About.GENERATION, f"it is of generation {here}, where {where}")
+            self._add_finding(event, FindingSubject.GENERATION, f"it is of generation {here}, where {where}")
 
-    def _generation_started(self, event: GenerationStarted) -> None:
+    def _check_generation_start(self, event: GenerationStarted) -> None:
+        """Check that generations rise and each node has a worker.
+
+        Seed, micro-batches and global batch must never change.
+
+        The generation of the event becomes the current one.
+        """
         if event.generation < self._highest or (event.generation == self._highest and self._generation is not None):
             what = f"generation {event.generation} begins after generation {self._highest}"
-            self._found(event, About.GENERATION, what)
+            self._add_finding(event, FindingSubject.GENERATION, what)
         if not 0 < len(event.members) <= event.world_size:
             what = f"{len(event.members)} nodes cannot have {event.world_size} workers"
-            self._found(event, About.GENERATION, what)
+            self._add_finding(event, FindingSubject.GENERATION, what)
         self._generation, self._highest = event.generation, max(self._highest, event.generation)
         if event.seed is None or not event.micro_batches:
             return
         told = (event.seed, event.micro_batches)
         if self._seed is not None and told != (self._seed, self._micro_batches):
             what = f"seed and micro-batches are {told}, and were {(self._seed, self._micro_batches)}"
-            self._found(event, About.SAMPLES, what)
+            self._add_finding(event, FindingSubject.SAMPLES, what)
         self._seed, self._micro_batches = told
         if event.global_batch is None:
             return
         if self._global_batch not in (None, event.global_batch):
             what = f"each step has {event.global_batch} samples by it, and had {self._global_batch}"
-            self._found(event, About.SAMPLES, what)
+            self._add_finding(event, FindingSubject.SAMPLES, what)
         self._global_batch = event.global_batch
 
-    def _step(self, event: StepCommitted) -> None:
+    def _check_step(self, event: StepCommitted) -> None:
+        """Check a step: it follows the previous one in number and time, and has the right number of samples.
+
+        If the sum of its sample hashes is correct, mark the step as proven. A sum that is missing or cannot be checked
+        is not a finding.
+        """
         position = self._lineage.position
         if event.step != position.step + 1:
-            self._found(event, About.STEP, f"step {event.step} follows step {position.step}")
+            self._add_finding(event, FindingSubject.STEP, f"step {event.step} follows step {position.step}")
         if event.time < position.step_time or event.step_s < 0:
-            self._found(event, About.TIME, f"step {event.step} was committed before the one before it")
+            self._add_finding(event, FindingSubject.TIME, f"step {event.step} was committed before the one before it")
         if position.step_samples and event.samples != position.step_samples:
             what = f"step {event.step} has {event.samples} samples, those before have {position.step_samples}"
-            self._found(event, About.SAMPLES, what)
+            self._add_finding(event, FindingSubject.SAMPLES, what)
         elif self._global_batch not in (None, event.samples):
             what = f"step {event.step} has {event.samples} samples: its generation is to make {self._global_batch}"
-            self._found(event, About.SAMPLES, what)
+            self._add_finding(event, FindingSubject.SAMPLES, what)
         if event.skipped_samples > event.samples:
             what = f"step {event.step} has skipped {event.skipped_samples} of its {event.samples} samples"
-            self._found(event, About.SAMPLES, what)
+            self._add_finding(event, FindingSubject.SAMPLES, what)
         if event.skipped_samples:
             self._skipped[event.step] = event.skipped_samples
         if event.sample_hashes is None:
             return
-        wrong = self._wrong(event.step, event.samples, event.sample_hashes)
+        wrong = self._find_sample_error(event.step, event.samples, event.sample_hashes)
         if wrong:
-            self._found(event, About.SAMPLES, wrong)
+            self._add_finding(event, FindingSubject.SAMPLES, wrong)
         elif wrong is not None:
-            self._lineage.prove()
+            self._lineage.mark_next_step_proven()
 
-    def _wrong(self, step: int, samples: int, hashes: int) -> str | None:
-        """Return the error in a step's samples, "" if they are correct, or None if unknown."""
+    def _find_sample_error(self, step: int, samples: int, hashes: int) -> str | None:
+        """Return the error in a step's number of samples or sum of sample hashes, or "" if they are correct.
+
+        None if seed or micro-batches are unknown, so that nothing can be checked.
+        """
         seed, micro_batches = self._seed, self._micro_batches
         if seed is None or not micro_batches:
             return None
@@ -288,51 +326,65 @@ class Audit:
             self._samples = known
         return known.find_error(step, samples=samples, hashes=hashes)
 
-    def _skip(self, event: MicroBatchSkipped) -> None:
+    def _check_skip(self, event: MicroBatchSkipped) -> None:
+        """Record a skipped micro-batch.
+
+        It is a finding if it was skipped twice, or if its step was committed without skips.
+        """
         before = (event.step, event.micro_batch) in {skip[:2] for skip in self._skips[-1024:]}
         if before or event.step not in self._skipped:
             how = "twice" if before else "in no step"
             what = f"micro-batch {event.micro_batch} of step {event.step} was skipped {how}"
-            self._found(event, About.SAMPLES, what)
+            self._add_finding(event, FindingSubject.SAMPLES, what)
         else:
             self._skips.append((event.step, event.micro_batch, event.reason))
 
-    def _rolled_back(self, event: RolledBack) -> None:
+    def _check_roll_back(self, event: RolledBack) -> None:
+        """Check that a roll-back does not go forward, and that a checkpoint or snapshot of its step may exist."""
         step = self._lineage.position.step
         if event.to_step > step and self._lineage.begun:
-            self._found(event, About.ROLL_BACK, f"it rolls back to step {event.to_step}, from step {step}")
+            self._add_finding(
+                event, FindingSubject.ROLL_BACK, f"it rolls back to step {event.to_step}, from step {step}"
+            )
         elif not self._lineage.may_go_back_to(event.to_step):
             what = f"it rolls back to step {event.to_step}, of which no checkpoint or snapshot was saved"
-            self._found(event, About.ROLL_BACK, what)
+            self._add_finding(event, FindingSubject.ROLL_BACK, what)
 
-    def _repaired(self, event: JournalRepaired) -> None:
+    def _check_repair(self, event: JournalRepaired) -> None:
+        """Check that `journal_repaired` agrees with the events before it: numbers, step, samples per step, and totals.
+
+        Its lost events are counted, and the generation is unknown afterwards.
+        """
         position = self._lineage.position
         self._lost += event.to_seq - event.from_seq + 1
         self._generation = None
         if event.to_seq != event.seq or event.from_seq > event.to_seq:
             what = f"events {event.from_seq} to {event.to_seq} are not what event {event.seq} can stand for"
-            self._found(event, About.SEQUENCE, what)
+            self._add_finding(event, FindingSubject.SEQUENCE, what)
         if event.from_step != position.step:
             what = f"the events before it end at step {position.step}, not {event.from_step}"
-            self._found(event, About.STEP, what)
+            self._add_finding(event, FindingSubject.STEP, what)
         if self._lineage.begun and event.to_step - event.from_step > event.to_seq - event.from_seq + 1:
             what = f"{event.to_step - event.from_step} steps do not fit {event.to_seq - event.from_seq + 1} lost events"
-            self._found(event, About.STEP, what)
+            self._add_finding(event, FindingSubject.STEP, what)
         if position.step_samples and event.step_samples != position.step_samples:
             what = f"steps have {event.step_samples} samples in it, and {position.step_samples} before"
-            self._found(event, About.SAMPLES, what)
+            self._add_finding(event, FindingSubject.SAMPLES, what)
         from_the_start = position.samples == position.step * position.step_samples and self._lineage.begun
         expected = event.to_step * event.step_samples
         if event.samples > expected or (from_the_start and event.samples != expected):
             what = f"{event.to_step} steps of {event.step_samples} samples are not {event.samples} samples"
-            self._found(event, About.TOTALS, what)
+            self._add_finding(event, FindingSubject.TOTALS, what)
 
-    def _ended(self, event: JobFinished | JobFailed) -> None:
+    def _check_end(self, event: JobFinished | JobFailed) -> None:
+        """Record the outcome of the job. If it finished, its totals of steps and samples must agree with the events."""
         self._outcome = event.outcome if isinstance(event, JobFinished) else "failed"
         position = self._lineage.position
         if isinstance(event, JobFinished) and (event.steps, event.samples) != (position.step, position.samples):
             what = f"it says {event.steps} steps and {event.samples} samples"
-            self._found(event, About.TOTALS, f"{what}; the events say {position.step} and {position.samples}")
+            self._add_finding(
+                event, FindingSubject.TOTALS, f"{what}; the events say {position.step} and {position.samples}"
+            )
 
 
 def audit_events(events: Iterable[ReadEvent]) -> AuditResult:

@@ -94,19 +94,19 @@ class Episode:
 
 def episodes(events: Iterable[ReadEvent]) -> Iterator[Episode]:
     """Yield all episodes in order. The last one may not have ended."""
-    teller = _Teller()
+    builder = _EpisodeBuilder()
     for place, event in enumerate(events):
-        if (done := teller.add_event(place, event)) is not None:
+        if (done := builder.add_event(place, event)) is not None:
             yield done
-    if teller.now.events:
-        yield teller.end()
+    if builder.current.events:
+        yield builder.end()
 
 
-class _Teller:
+class _EpisodeBuilder:
     """Groups events into episodes. `now` is the current episode, without events between two episodes."""
 
     def __init__(self) -> None:
-        self.now = Episode()
+        self.current = Episode()
         self._place = -1
         self._step = self._furthest = 0
         self._checkpoint: int | None = None
@@ -115,19 +115,26 @@ class _Teller:
         self._over = False
 
     def add_event(self, place: int, event: ReadEvent) -> Episode | None:
-        """Add an event, and return the episode that ended before it, if any."""
+        """Add an event to the current episode, and return the previous one if that has ended.
+
+        Args:
+            place: index of the event in the journal.
+
+        An episode starts with an event of `_OPENING`, and ends with the job, with `recovered` or `rebalanced`, or with
+        a step that settles it. Commits and details are not part of it.
+        """
         told = isinstance(event, Recovered | Rebalanced)
         done = self.end() if self._over and not told else None
         self._place, self._over = place, False
         match event:
             case StepCommitted():
-                self._over = bool(self.now.events) and self._settled(event)
+                self._over = bool(self.current.events) and self._ends_at(event)
                 self._step, self._furthest = event.step, max(self._furthest, event.step)
             case CheckpointSaved():
                 self._checkpoint = event.step
             case ActionRequested() | RebalanceDecided(adopted=False) | SnapshotSaved() | SnapshotFailed() | JobAtRisk():
                 pass
-            case _ if self.now.events or isinstance(event, _OPENING):
+            case _ if self.current.events or isinstance(event, _OPENING):
                 self._add(event)
                 self._over = told or isinstance(event, JobFinished | JobFailed)
             case _:
@@ -136,18 +143,22 @@ class _Teller:
 
     def end(self) -> Episode:
         """End the current episode. Joins of nodes that are not members yet move to the next episode."""
-        done = self.now
+        done = self.current
         done.ended = self._place + 1
-        self.now = Episode()
+        self.current = Episode()
         if done.recovered is None:
             arrivals = [one for one in done.events if isinstance(one, NodesJoined) and self._outside(one)]
             if len(arrivals) < len(done.events):
                 done.events = [one for one in done.events if one not in arrivals]
-                self.now.events += arrivals
+                self.current.events += arrivals
         return done
 
     def _add(self, event: ReadEvent) -> None:
-        now = self.now
+        """Add an event to the current episode.
+
+        Before its first event other than joins, set the position at which it starts.
+        """
+        now = self.current
         if all(isinstance(known, NodesJoined) for known in now.events):
             # Joined nodes may wait for a long time, so the episode starts with the first other event.
             now.begun, now.members, now.step, now.checkpoint = self._place, self._members, self._step, self._checkpoint
@@ -158,11 +169,15 @@ class _Teller:
     def _outside(self, event: NodesJoined) -> bool:
         return not set(event.names) <= set(self._members)
 
-    def _settled(self, step: StepCommitted) -> bool:
-        """Return whether a committed step ends the episode. The event with its costs may follow directly."""
-        broken = [event for event in self.now.generations if event.reason not in SWAPS]
+    def _ends_at(self, step: StepCommitted) -> bool:
+        """Return whether a committed step ends the current episode. The event with its costs may follow directly.
+
+        With a generation after a failure, the first step that is not computed again ends it. Without any generation,
+        any step after the last failure does.
+        """
+        broken = [event for event in self.current.generations if event.reason not in SWAPS]
         if broken:
             return step.step > self._furthest and step.time >= broken[-1].time
         # A failure that removed no member is over at the next step. Joined nodes still wait for a generation.
-        failed = [event.time for event in self.now.events if isinstance(event, FailureDetected)]
-        return not self.now.generations and bool(failed) and step.time > max(failed)
+        failed = [event.time for event in self.current.events if isinstance(event, FailureDetected)]
+        return not self.current.generations and bool(failed) and step.time > max(failed)

@@ -105,6 +105,10 @@ class Explanation:
 def explain(events: Sequence[ReadEvent], seq: int) -> Explanation:
     """Explain the event with this number.
 
+    A step is compared with the usual step time. A request is explained by the event that it is about, and a layout
+    change by its recovery. Decisions to change nothing give their own reason, and all other events are explained by
+    their episode, if they have one.
+
     Raises:
         BadInputError: no event has this number.
     """
@@ -131,6 +135,11 @@ def explain(events: Sequence[ReadEvent], seq: int) -> Explanation:
 
 
 def _episode(events: Sequence[ReadEvent], episode: Episode, event: ReadEvent) -> Explanation:
+    """Return the explanation of an event by its whole episode.
+
+    It has the failures, attempts, rejected alternatives and seconds by cause. If the episode ended with `recovered` or
+    `rebalanced`, it also has the phases and moved bytes.
+    """
     told = episode.recovered
     known = Explanation(
         event=event,
@@ -169,7 +178,7 @@ def _episode(events: Sequence[ReadEvent], episode: Episode, event: ReadEvent) ->
 
 
 def _why(episode: Episode) -> str:
-    """Return the reason of an episode that did not start with a detected failure."""
+    """Return the reason of an episode by its first roll-back, job failure or corruption; "" without one of these."""
     for event in episode.events:
         if isinstance(event, RolledBack | JobFailed):
             return event.why
@@ -185,7 +194,11 @@ def _stood(events: Sequence[ReadEvent], generations: set[int]) -> StacksTaken | 
 
 
 def _rungs(episode: Episode) -> Iterator[Rung]:
-    """Yield the escalation steps: each generation, with the failures since the previous one."""
+    """Yield the escalation steps: each generation of the episode, with the failures since the previous one.
+
+    The last generation held if no failure followed it. For the others, the failures after them are the reason why they
+    did not.
+    """
     failures: list[FailureDetected] = []
     tried: list[tuple[GenerationStarted, list[FailureDetected]]] = []
     for event in episode.events:
@@ -232,7 +245,11 @@ def _failed(cause: FailureDetected) -> str:
 
 
 def _rejected(episode: Episode) -> Iterator[Rejected]:
-    """Yield the rejected alternatives, if the events give a reason."""
+    """Yield the rejected alternatives with reasons.
+
+    First checkpoints, snapshots and layouts that an event rejects. If a failure led to a new generation, then the
+    obvious alternatives to it: the same members, waiting, removing a node, or going back to a checkpoint.
+    """
     for event in episode.events:
         if isinstance(event, CheckpointRejected):
             yield Rejected(what=f"checkpoint {event.name}", why=event.why)
@@ -268,6 +285,10 @@ def _rejected(episode: Episode) -> Iterator[Rejected]:
 
 
 def _step(events: Sequence[ReadEvent], place: int, event: StepCommitted) -> Explanation:
+    """Return the explanation of a step: its time as a multiple of this world's usual step, and seconds by cause.
+
+    The reason is "" if the usual step time is not known yet.
+    """
     ledger = TimeLedger()
     for before in events[:place]:
         ledger.add_event(before)
@@ -284,7 +305,7 @@ def _step(events: Sequence[ReadEvent], place: int, event: StepCommitted) -> Expl
 def _seconds(events: Sequence[ReadEvent], begun: int, ended: int) -> dict[str, float]:
     """Return the seconds by cause of the spans that end with the commits among events[begun:ended].
 
-    If these are the newest events, the span under way is included.
+    If these are the newest events, the span under way is included. Causes without any time are left out.
     """
     commits = {event.seq for event in events[begun:ended] if isinstance(event, StepCommitted)}
     if ended >= len(events):
@@ -292,6 +313,7 @@ def _seconds(events: Sequence[ReadEvent], begun: int, ended: int) -> dict[str, f
     spent = dict.fromkeys(Cause, 0.0)
 
     def on_booked(seq: int, cause: Cause, seconds: float) -> None:
+        """Add the seconds if the span ends with one of the commits."""
         if seq in commits:
             spent[cause] += seconds
 

@@ -47,15 +47,17 @@ class JobCondition:
     awaited: tuple[Awaited, ...] = ()
 
 
-def standing_of(
+def find_condition(
     events: Sequence[ReadEvent], *, now: float | None = None, state: str = "", awaited: Sequence[Awaited] = ()
 ) -> JobCondition:
-    """Return the state of a job.
+    """Return the state of a job, its reason, since when, and which action it needs, from its events.
+
+    A running job that has not committed a step for `FAILED` times the usual step gets that as the reason.
 
     Args:
         events: all events of the job, at least one.
         now: unix seconds for a running job; None for the time of the newest event.
-        state: the state that its coordinator reports; "" without a coordinator.
+        state: the state that its coordinator reports, which replaces the one by the events; "" without a coordinator.
         awaited: the nodes that its coordinator waits for.
     """
     ledger, committed = TimeLedger(), None
@@ -65,7 +67,7 @@ def standing_of(
     now = max(event.time for event in events[-64:]) if now is None else now
     usual = ledger.usual.of(committed.world_size) if committed is not None else None
     begun = events[0].time if committed is None else committed.time
-    found, why, since, seq = _read(events)
+    found, why, since, seq = _find_state(events)
     asked = next((one for one in reversed(events) if isinstance(one, ActionRequested) and one.about_seq == seq), None)
     stands_s = max(0.0, now - begun)
     if found == "running" and usual is not None and stands_s > FAILED * usual:
@@ -86,8 +88,13 @@ def standing_of(
     )
 
 
-def _read(events: Sequence[ReadEvent]) -> tuple[str, str, float, int]:
-    """Return the state by the events, its reason, its start time, and the number of the event that set it."""
+def _find_state(events: Sequence[ReadEvent]) -> tuple[str, str, float, int]:
+    """Return the state by the events, its reason, its start (unix seconds), and the number of the event that set it.
+
+    The newest decisive event counts: the end of the job, a wait, a failure without a later step or generation, a
+    generation, or a step. The number is 0 if nothing needs an explanation. A stopped job whose coordinator has
+    restarted waits for its first nodes.
+    """
     failed: FailureDetected | None = None
     again: CoordinatorRestarted | None = None
     for event in reversed(events):

@@ -44,17 +44,25 @@ class Lineage:
         """Number of these steps that are proven."""
         return sum(self._proofs)
 
-    def prove(self) -> None:
+    def mark_next_step_proven(self) -> None:
         """Mark the next step as proven."""
         self._proves = True
 
     def may_go_back_to(self, step: int) -> bool:
-        """Return whether a checkpoint or snapshot of a step may exist, by the events so far."""
+        """Return whether a checkpoint or snapshot of a step may exist, by the events so far.
+
+        True also if events are missing: before the first step, for steps before this journal, after a repair, or if the
+        coordinator was killed before it could report the checkpoint.
+        """
         unannounced = max(self._saved, default=0) < step <= self._last_before_kill
         return not self.begun or step <= self._from or step in self._saved or unannounced or not self._all_known
 
     def add_event(self, event: ReadEvent) -> None:
-        """Update the lineage from the next event."""
+        """Update the position from the next event; also the proofs, undone steps and saved steps.
+
+        A step counts as proven only if `mark_next_step_proven` was called since the previous event. Steps that a
+        repaired journal has lost are not proven.
+        """
         before, self.position = self.position, self.position.after(event)
         match event:
             case StepCommitted():
@@ -64,10 +72,10 @@ class Lineage:
             case CoordinatorRestarted():
                 self._last_before_kill = self.position.step
             case RolledBack(to_step=step):
-                self._back(before.step, step)
+                self._go_back(before.step, step)
             case JournalRepaired(to_step=step):
                 self._all_known = False
-                self._back(before.step, min(step, before.step), undone=False)
+                self._go_back(before.step, min(step, before.step), undone=False)
                 self._proofs += [False] * max(0, step - before.step)
                 self.begun = True
             case CheckpointSaved(step=step) | SnapshotSaved(step=step):
@@ -76,7 +84,13 @@ class Lineage:
                 pass
         self._proves = False
 
-    def _back(self, now: int, step: int, *, undone: bool = True) -> None:
+    def _go_back(self, now: int, step: int, *, undone: bool = True) -> None:
+        """Remove the steps after `step`, up to `now`, and the saved steps among them.
+
+        They count as undone if `undone` is set.
+
+        Before the first step, `step` is the one that the journal continues from.
+        """
         if not self.begun:
             self._from = step
             self.begun = step > 0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from holdfast.cli.output import print_json, say
+from holdfast.cli.output import print_json, print_line
 from holdfast.cli.planner.experts.compare import EngineShape, compare, comparison_as_json, comparison_as_text
 from holdfast.cli.planner.experts.inputs import (
     parse_slots,
@@ -128,7 +128,7 @@ def run(request: PlanRequest) -> None:
     counts = {name: plan_by(other).counts for name, other in strategies().items()}
     curves = {name: recovery_curve(placed, rates=rates) for name, placed in counts.items()}
     if not request.as_json:
-        say(as_text(figures, counts, curves))
+        print_line(as_text(figures, counts, curves))
     if request.plot is not None:
         draw(request.plot, plan, request.strategy, curves)
 
@@ -151,7 +151,7 @@ def _compare(request: PlanRequest, per_node: IntArray) -> None:
     if request.as_json:
         print_json({"windows": len(windows), "policies": comparison_as_json(found)})
     else:
-        say(comparison_as_text(found, len(windows)))
+        print_line(comparison_as_text(found, len(windows)))
 
 
 def _front(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from holdfast.cli.output import print_json, say
+from holdfast.cli.output import print_json, print_line
 from holdfast.cli.planner.spares.report import duration, percent, table
 from holdfast.cli.pool.calibrate import warn_of_pace
 from holdfast.cli.spec_options import job_spec
@@ -150,15 +150,15 @@ def show_pool(tasks: Sequence[FleetTask], trace: FleetTrace, systems: Sequence[S
     if as_json:
         print_json(_document(tasks, trace, systems, lived, most))
         return
-    say(f"{trace.name}: {len(trace.nodes):,} nodes, {duration(trace.seconds / 3600)};")
-    say(f"{trace.count('lost'):,} nodes lost, {trace.count('fault'):,} other failures; {len(tasks)} jobs\n")
-    say(table(_HEADERS, [_row(name, one, most, lived[systems[0].name]) for name, one in lived.items()]))
-    say("\nAccumulated WAF: weighted FLOP of all jobs; its share: of the FLOP of all nodes without failures.")
-    say("What is assumed:")
+    print_line(f"{trace.name}: {len(trace.nodes):,} nodes, {duration(trace.seconds / 3600)};")
+    print_line(f"{trace.count('lost'):,} nodes lost, {trace.count('fault'):,} other failures; {len(tasks)} jobs\n")
+    print_line(table(_HEADERS, [_row(name, one, most, lived[systems[0].name]) for name, one in lived.items()]))
+    print_line("\nAccumulated WAF: weighted FLOP of all jobs; its share: of the FLOP of all nodes without failures.")
+    print_line("What is assumed:")
     for line in list_assumptions(systems):
-        say(f"  {line}")
+        print_line(f"  {line}")
     if len(trace.nodes) > MACHINE_NODES:
-        say(f"  with more than {MACHINE_NODES:,} nodes the pool's policies are asked without its machine")
+        print_line(f"  with more than {MACHINE_NODES:,} nodes the pool's policies are asked without its machine")
 
 
 _HEADERS = ["policy", "accumulated WAF", "share", "of the first's", "stopped", "too few nodes", "hits"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.cli.output import print_json, say
+from holdfast.cli.output import print_json, print_line
 from holdfast.cli.planner.spares.report import duration, estimate_json, percent, table
 from holdfast.planner.fleet.case import FleetCase, default_sources
 from holdfast.planner.fleet.forecast import Forecast, Forecasts, forecast
@@ -33,14 +33,14 @@ def show_forecast(case: FleetCase, settings: SimulationSettings, *, as_json: boo
     if as_json:
         print_json(_document(case, settings, found))
         return
-    say(_heading(case))
-    say(f"{settings.replications} replications of {duration(settings.hours)} each; 99 % confidence intervals\n")
-    say(_summary(found))
-    say("\nUse of the time, in percent:\n")
-    say(_losses(found))
-    say("\nA recovery, in seconds of training lost:\n")
-    say(_recovery(found.live))
-    say(f"\n{_verdict(found)}")
+    print_line(_heading(case))
+    print_line(f"{settings.replications} replications of {duration(settings.hours)} each; 99 % confidence intervals\n")
+    print_line(_summary(found))
+    print_line("\nUse of the time, in percent:\n")
+    print_line(_losses(found))
+    print_line("\nA recovery, in seconds of training lost:\n")
+    print_line(_recovery(found.live))
+    print_line(f"\n{_verdict(found)}")
 
 
 def show_scale(case: FleetCase, *, as_json: bool) -> None:
@@ -58,8 +58,8 @@ def show_scale(case: FleetCase, *, as_json: bool) -> None:
         for row in rows
     ]
     step = f"a step of {case.job.step_s:g} s, {case.workers_per_node} workers a node, groups of {case.recovery.groups}"
-    say(f"One node of a job fails; mean seconds of training lost ({step}):\n")
-    say(table(headers, cells))
+    print_line(f"One node of a job fails; mean seconds of training lost ({step}):\n")
+    print_line(table(headers, cells))
 
 
 def _heading(case: FleetCase) -> str:

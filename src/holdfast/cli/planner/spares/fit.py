@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from holdfast.cli.output import AsJson, print_json, say, warn
+from holdfast.cli.output import AsJson, print_json, print_line, warn
 from holdfast.cli.planner.spares.report import estimate_json, table
 from holdfast.cli.planner.spares.toml import read_case
 from holdfast.cli.planner.spares.trace import MAP_KEYS, read_trace
@@ -92,13 +92,13 @@ def fit(
     settings = SimulationSettings(replications=replications, seed=seed)
     fitted = fit_trace(record, seed=seed)
     if not as_json:
-        say(_fit_text(fitted, record))
+        print_line(_fit_text(fitted, record))
     interruptions = count_interruptions(record, rack_share)
     outcome = consequence(case, record, fitted, settings, trays_per_node=trays, interruptions=interruptions)
     if as_json:
         print_json({"fit": _fit_json(fitted), "consequence": _consequence_json(outcome)})
     else:
-        say("\n" + _consequence_text(outcome, "the paper's cluster" if cluster is None else str(cluster)))
+        print_line("\n" + _consequence_text(outcome, "the paper's cluster" if cluster is None else str(cluster)))
     if plot is not None:
         from holdfast.cli.planner.spares.plots import plot_fit
 

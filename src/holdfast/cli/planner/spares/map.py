@@ -8,7 +8,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from holdfast.cli.output import AsJson, print_json, say, warn
+from holdfast.cli.output import AsJson, print_json, print_line, warn
 from holdfast.cli.planner.spares.report import ClusterFile, PlotDirectory, percent, table
 from holdfast.cli.planner.spares.toml import read_case
 from holdfast.errors import BadInputError
@@ -41,7 +41,7 @@ def best_map(
         print_json([_map_json(one) for one in maps])
     else:
         headers = ["best on share of plane", *(strategy.label for strategy in maps[0].strategies), "no goodput"]
-        say(table(headers, [_map_row(one) for one in maps]))
+        print_line(table(headers, [_map_row(one) for one in maps]))
     if plot is not None:
         from holdfast.cli.planner.spares.plots import plot_maps
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from holdfast.cli.output import AsJson, print_json, say, warn
+from holdfast.cli.output import AsJson, print_json, print_line, warn
 from holdfast.cli.planner.spares.checkpoint import CheckpointOptions, PeriodPlan, periods_text, planned_periods
 from holdfast.cli.planner.spares.report import PlotDirectory, evaluation_json, evaluation_text
 from holdfast.cli.planner.spares.standbys import StandbyOptions, planned_standbys, standbys_json, standbys_text
@@ -52,7 +52,7 @@ def plan(
     if as_json:
         print_json(_json(file, planned, periods))
     else:
-        say("\n\n".join(_text(file, planned, periods)))
+        print_line("\n\n".join(_text(file, planned, periods)))
     if file is not None and plot is not None:
         _draw(file, plot)
 

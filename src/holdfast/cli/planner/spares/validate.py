@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.output import AsJson, print_json, say
+from holdfast.cli.output import AsJson, print_json, print_line
 from holdfast.cli.planner.spares.report import estimate_json, percent, table
 from holdfast.cli.planner.spares.toml import read_case
 from holdfast.errors import BadInputError
@@ -55,11 +55,11 @@ def validate(
     if as_json:
         print_json({"comparisons": [_json(row) for row in rows], "repair_mixes": [_json(row) for row in mixed]})
         return
-    say(f"{replications} replications of {hours:,.0f} h; 99 % confidence intervals\n")
-    say(_table(rows))
-    say(f"\nTwo kinds of repair, {auto:g} h and {ticket:g} h, beside the closed form with their mean:\n")
-    say(_table(mixed))
-    say("\n" + _verdict([row for row in rows if row.assumptions == "as the closed form"] + mixed))
+    print_line(f"{replications} replications of {hours:,.0f} h; 99 % confidence intervals\n")
+    print_line(_table(rows))
+    print_line(f"\nTwo kinds of repair, {auto:g} h and {ticket:g} h, beside the closed form with their mean:\n")
+    print_line(_table(mixed))
+    print_line("\n" + _verdict([row for row in rows if row.assumptions == "as the closed form"] + mixed))
 
 
 def _check_goodput(case: SparingCase) -> None:
