@@ -28,8 +28,8 @@ def advertised_address(server: str) -> str:
     Raises:
         OSError: there is no route to it.
     """
-    host, port = _place(server)
-    local, _ = _route(host, port)
+    host, port = _host_and_port(server)
+    local, _ = _find_route(host, port)
     if not ipaddress.ip_address(local).is_loopback:
         return local
     return next((address for address in _outer_addresses() if _accepts(address, port)), local)
@@ -38,18 +38,18 @@ def advertised_address(server: str) -> str:
 def is_on_this_host(server: str) -> bool:
     """Return whether a server runs on this host: connections to it do not leave the host. False if it is not known."""
     try:
-        local, peer = _route(*_place(server))
+        local, peer = _find_route(*_host_and_port(server))
     except OSError:
         return False
     return local == peer or ipaddress.ip_address(local).is_loopback
 
 
-def _place(server: str) -> tuple[str, int]:
+def _host_and_port(server: str) -> tuple[str, int]:
     parts = urlsplit(server)
     return parts.hostname or "", parts.port or _DEFAULT_PORTS.get(parts.scheme, 80)
 
 
-def _route(host: str, port: int) -> tuple[str, str]:
+def _find_route(host: str, port: int) -> tuple[str, str]:
     """Return the local and the remote address of a socket that reaches a host, without sending anything.
 
     The first of the host's addresses with a route is used.

@@ -132,7 +132,7 @@ class ServerClient:
         if answer.is_success:
             return answer
         refusal = _REFUSALS.get(answer.status_code, BadInputError)
-        raise refusal(f"the {self.what} at {self._job.url} refuses: {_reason(answer)}")
+        raise refusal(f"the {self.what} at {self._job.url} refuses: {_refusal_reason(answer)}")
 
     def _decode(self, content: bytes, kind: type[T]) -> T:
         """Decode a JSON answer. Raises UnreachableError for other content: the server is not one of holdfast."""
@@ -279,7 +279,7 @@ def _is_tls_failure(error: BaseException | None) -> bool:
     return error is not None
 
 
-def _reason(answer: httpx.Response) -> str:
+def _refusal_reason(answer: httpx.Response) -> str:
     """Return why a server refuses a request: `error` of its JSON answer, else the HTTP status, with advice for 404."""
     try:
         return str(answer.json()["error"])

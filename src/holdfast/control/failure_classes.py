@@ -42,19 +42,19 @@ def read_rules(path: str) -> tuple[FailureRule, ...]:
             f"{path}: class is {shorten(document['class'])}: write each rule under a [[class]] of its own"
         )
     with open_given(file) as stream:
-        lines = _lines(stream.read().decode("utf-8-sig"))
+        lines = _find_rule_lines(stream.read().decode("utf-8-sig"))
     given = cast(list[Mapping[str, Any]], tables)
     if len(given) > MAX_RULES:
         raise BadInputError(f"{path}: has {len(given)} rules: at most {MAX_RULES} are looked at for each failure")
     known = len(lines) == len(given)  # otherwise the rules use another TOML syntax, and their lines are not known
     where = [f"{path}, line {lines[n]}" if known else f"{path}, rule {n + 1}" for n in range(len(given))]
-    rules = tuple(_rule(table, place) for table, place in zip(given, where, strict=True))
+    rules = tuple(_to_rule(table, place) for table, place in zip(given, where, strict=True))
     for number, why in find_rule_errors(rules):
         raise BadInputError(f"{where[number]}: {why}")
     return rules
 
 
-def _lines(text: str) -> list[int]:
+def _find_rule_lines(text: str) -> list[int]:
     """Return the line of the pattern of each rule, or the first line of a rule without a pattern."""
     lines: list[int] = []
     begun = False
@@ -67,7 +67,7 @@ def _lines(text: str) -> list[int]:
     return lines
 
 
-def _rule(table: Mapping[str, Any], place: str) -> FailureRule:
+def _to_rule(table: Mapping[str, Any], place: str) -> FailureRule:
     """Convert a table to a rule.
 
     Args:

@@ -124,7 +124,7 @@ class OutputRelay:
             OSError: they cannot be created.
         """
         printer = _WorkerOutput(worker, self._open_log(worker) if self._log_folder else None)
-        out, err = (self._pipe(printer, number) for number in (1, 2))
+        out, err = (self._open_pipe(printer, number) for number in (1, 2))
         self._post(partial(self._on_opened, printer, out, err))
         return out.path, err.path
 
@@ -164,7 +164,7 @@ class OutputRelay:
         self._commands.put(command)
         os.write(self._waker, b"!")
 
-    def _pipe(self, printer: _WorkerOutput, number: int) -> _Pipe:
+    def _open_pipe(self, printer: _WorkerOutput, number: int) -> _Pipe:
         """Create the named pipe for stdout (1) or stderr (2) of a process, and open it for reading without blocking."""
         path = f"{self._folder}/{printer.worker.replace('/', '.')}.{number}"
         with contextlib.suppress(FileNotFoundError):

@@ -164,7 +164,7 @@ class Agent:
             program=settings.spec.recovery.preflight,
         )
         self._memory = MemoryRing()
-        self._snapshots = SnapshotKeeper(settings, self._on_part)
+        self._snapshots = SnapshotKeeper(settings, self._on_snapshot_part)
         self._store = self._open_store() if settings.parts else None
         self._tasks: set[asyncio.Task[None]] = set()
         self.workforce = workers(settings, self, self._start_task)
@@ -191,7 +191,7 @@ class Agent:
             self._start_task(self._stay_connected())
             self._start_task(self._watch())
             if self.settings.spec.experiments.watch:
-                self._start_task(self._watch_activities())
+                self._start_task(self._detect_hangs())
                 self._start_task(self._sample_memory())
                 self._end_gpu_watch = watch_gpus(self._on_gpus).set
             end = await self._exit
@@ -257,7 +257,7 @@ class Agent:
                 case KillHung(worker, why):
                     self.workforce.kill_hung(worker, why)
                 case AnswerRequest(ask):
-                    self._answer(ask)
+                    self._answer_request(ask)
                 case FetchParts() | DropParts() | AdmitReaders() | OpenSnapshotMemory() | UpdateCheckpoints():
                     self._execute_storage(instruction)
                 case Reconnect(why, blame):
@@ -355,11 +355,11 @@ class Agent:
             settings = self.settings
             _log.info("node %s is connected to job %s at %s", settings.node, settings.spec.name, settings.coordinator)
         if isinstance(message, NodeFault):
-            self._node_fault(message)
+            self._inject_fault(message)
         else:
             self._execute(self.machine.on_message(message, self.clock.monotonic()))
 
-    def _node_fault(self, fault: NodeFault) -> None:
+    def _inject_fault(self, fault: NodeFault) -> None:
         """Inject a fault into this node: move its clock, cut its network, or stop or kill its workers and this process.
 
         With `exit`, the workers are killed and this process exits.
@@ -434,7 +434,7 @@ class Agent:
         with contextlib.suppress(RuntimeError):  # the agent has ended
             self._loop.call_soon_threadsafe(lambda: self._execute(call()))
 
-    def _on_part(self, part: SnapshotPart) -> None:
+    def _on_snapshot_part(self, part: SnapshotPart) -> None:
         self._execute(self.machine.on_part_fetched(part, self.clock.monotonic()))
 
     # ---- time, and the end ----
@@ -453,7 +453,7 @@ class Agent:
         if abs(set_by_s) > _CLOCK_SET_S:
             _log.warning("this machine's clock was set by %+.1f s; nothing is decided by it", set_by_s)
 
-    async def _watch_activities(self) -> None:
+    async def _detect_hangs(self) -> None:
         """Read the workers' progress periodically, and report hung workers to the coordinator.
 
         At times, the watch also learns the usual times of activities, and may report them.
@@ -474,7 +474,7 @@ class Agent:
             self._memory.add(self.clock.monotonic(), self.workforce.read_memory())
             await asyncio.sleep(LOOK_S)
 
-    def _answer(self, ask: Probe | TakeStacks | TakeMemory | ProbeAddress) -> None:
+    def _answer_request(self, ask: Probe | TakeStacks | TakeMemory | ProbeAddress) -> None:
         """Answer a request of the coordinator: with activities, memory samples, stacks, or the result of a connection.
 
         Stacks and connections take time, so a task sends their answers.
@@ -498,9 +498,9 @@ class Agent:
     async def _probe(self, ask: ProbeAddress, channel: CoordinatorChannel | None) -> None:
         """Connect to an address of another node, and report the result."""
         error = await connection_error(ask.host, ask.port)
-        self._send_probe_result(channel, AddressProbed(number=ask.number, error=error))
+        self._send_answer(channel, AddressProbed(number=ask.number, error=error))
 
-    def _send_probe_result(self, channel: CoordinatorChannel | None, answer: AddressProbed | Stacks) -> None:
+    def _send_answer(self, channel: CoordinatorChannel | None, answer: AddressProbed | Stacks) -> None:
         """Send an answer on the connection of its question: on a later one, another question may have its number."""
         if self._channel is channel:
             self._execute(self.machine.send_seen(answer, now=self.clock.monotonic()))
@@ -513,7 +513,7 @@ class Agent:
         read_at: float,
         channel: CoordinatorChannel | None,
     ) -> None:
-        self._send_probe_result(channel, make_worker_stacks(number, await texts, accounts, read_at))
+        self._send_answer(channel, make_worker_stacks(number, await texts, accounts, read_at))
 
     async def _close(self) -> None:
         """End tasks, connections and workers, and wait for the writes of checkpoints.

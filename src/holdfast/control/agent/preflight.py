@@ -38,10 +38,10 @@ class Preflight:
 
     async def unfit(self) -> str:
         """Check memory, disk and network, and run the site's program. Return all problems in one line, or ""."""
-        found = await asyncio.gather(self._network(), self._program())
-        return "; ".join(why for why in (_memory(self.workers), _disk(self.folder), *found) if why)
+        found = await asyncio.gather(self._check_network(), self._check_program())
+        return "; ".join(why for why in (_check_memory(self.workers), _check_disk(self.folder), *found) if why)
 
-    async def _network(self) -> str:
+    async def _check_network(self) -> str:
         """Exchange 128 KiB between two sockets over the address at which the other nodes reach this one.
 
         Return the problem, or "".
@@ -62,7 +62,7 @@ class Preflight:
         except OSError as error:
             return f"network: {self.host} cannot be reached from itself: {error.strerror or error}"
 
-    async def _program(self) -> str:
+    async def _check_program(self) -> str:
         """Run the site's program. Return how it failed, or that it took longer than `program_s`; else ""."""
         if not self.program:
             return ""
@@ -76,7 +76,7 @@ class Preflight:
         return ""
 
 
-def _memory(workers: int) -> str:
+def _check_memory(workers: int) -> str:
     """Return that the free memory is too small for these workers, or "" if it is enough or not known."""
     left = available_bytes()
     if left is None or left >= workers * WORKER_BYTES:
@@ -84,7 +84,7 @@ def _memory(workers: int) -> str:
     return f"memory: {left >> 20} MiB are left for {workers} workers, each needs {WORKER_BYTES >> 20} at the least"
 
 
-def _disk(folder: str) -> str:
+def _check_disk(folder: str) -> str:
     """Return that the disk of a folder is too full or cannot be read, or ""."""
     try:
         free = shutil.disk_usage(folder).free

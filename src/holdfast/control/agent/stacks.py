@@ -133,6 +133,7 @@ def thread_clock(folder: str) -> ThreadClock | None:
 
 
 def _names(tasks: str) -> list[str]:
+    """Return the ids of a process's threads, as text, or [] if it is gone."""
     try:
         return os.listdir(tasks)
     except OSError:

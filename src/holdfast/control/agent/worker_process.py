@@ -67,7 +67,7 @@ def run_script(script: str, module: str = "") -> int:
             runpy.run_module(module, run_name="__main__", alter_sys=True)
         else:
             runpy.run_path(script, run_name="__main__")
-        _save()
+        _save_left_loop()
     except BaseException as error:  # noqa: BLE001
         # The last frame of the process: where Python itself would print a traceback and exit with 1 (130 after Ctrl-C).
         session = ScriptErrorHook.find_installed()
@@ -75,11 +75,11 @@ def run_script(script: str, module: str = "") -> int:
             # First, because making a traceback may take longer than the limit of the script's activity.
             session.mark_ending()
         if _GROUP_AGAIN in str(error):
-            return _was_ended_by_us(BadInputError(_ONE_GROUP + _place(error, script)), script)
+            return _on_holdfast_error(BadInputError(_ONE_GROUP + _describe_place(error, script)), script)
         if any(words in str(error) for words in _NO_GROUP):
-            return _needs_process_group(error, script)
+            return _on_missing_group(error, script)
         if isinstance(error, HoldfastError):
-            return _was_ended_by_us(error, script)
+            return _on_holdfast_error(error, script)
         if isinstance(error, SystemExit):
             return _on_system_exit(error, script)
         return _on_exception(error, script)
@@ -88,14 +88,14 @@ def run_script(script: str, module: str = "") -> int:
     return 0
 
 
-def _save() -> None:
+def _save_left_loop() -> None:
     """Save the state of a script that left its loop early (`break`) and ended without error, if it has a session."""
     session = ScriptErrorHook.find_installed()
     if session is not None:
         session.save()
 
 
-def _was_ended_by_us(error: HoldfastError, script: str) -> int:
+def _on_holdfast_error(error: HoldfastError, script: str) -> int:
     """Report an error of holdfast to the agent, and return its exit code.
 
     After bad input no state is kept. It is printed unless the agent has received it, because all workers find the same.
@@ -103,26 +103,26 @@ def _was_ended_by_us(error: HoldfastError, script: str) -> int:
     bad_input = error.exit_code == EXIT_BAD_INPUT
     kind = FailureKind.PROCESS_EXIT if bad_input else FailureKind.EXCEPTION
     misused = isinstance(error, StepUseError)
-    detail = f"{error}{_place(error, script)}" if misused or not bad_input else str(error)
+    detail = f"{error}{_describe_place(error, script)}" if misused or not bad_input else str(error)
     if bad_input:
         told = _report(kind, detail, error.exit_code, final=misused)
     else:
-        told = _report_and_keep(kind, detail, error.exit_code, _error(error, script))
+        told = _report_and_keep(kind, detail, error.exit_code, _to_script_error(error, script))
     # All workers find the same error in a script's settings. The coordinator or the agent prints it once.
     if not (told and bad_input):
         print(f"holdfast: {error}", file=sys.stderr, flush=True)
     return error.exit_code
 
 
-def _needs_process_group(error: BaseException, script: str) -> int:
+def _on_missing_group(error: BaseException, script: str) -> int:
     """End the job: the script was written for torchrun, and raises the same in every process that runs it.
 
     All workers find this. The coordinator tells the first one's words, and keeps its traceback in the event.
     """
-    error.__traceback__ = _script_part(error.__traceback__, script)
+    error.__traceback__ = _drop_outer_frames(error.__traceback__, script)
     what = "".join(traceback.format_exception_only(error)).strip()
-    detail = f"{what}{_place(error, script)}: {_WITHOUT_GROUP}"
-    raised = _error(error, script)
+    detail = f"{what}{_describe_place(error, script)}: {_WITHOUT_GROUP}"
+    raised = _to_script_error(error, script)
     if not _report_and_keep(FailureKind.PROCESS_EXIT, detail, EXIT_BAD_INPUT, raised, final=True):
         print(f"{raised.traceback}holdfast: {_WITHOUT_GROUP}", file=sys.stderr, flush=True)
     return EXIT_BAD_INPUT
@@ -132,21 +132,23 @@ def _on_system_exit(error: SystemExit, script: str) -> int:
     """Return the code of `sys.exit`. Report a code other than 0 as final to the agent; after 0, save the state."""
     code = _exit_code(error)
     if code != EXIT_DONE:
-        detail = f"the script called sys.exit({code}){_place(error, script)}"
-        _report_and_keep(FailureKind.PROCESS_EXIT, detail, code, _error(error, script), final=True)
+        detail = f"the script called sys.exit({code}){_describe_place(error, script)}"
+        _report_and_keep(FailureKind.PROCESS_EXIT, detail, code, _to_script_error(error, script), final=True)
     else:
-        _save()
+        _save_left_loop()
     return code
 
 
 def _on_exception(error: BaseException, script: str) -> int:
     """Print the script's part of the traceback, report the error, and return the exit code (another after Ctrl-C)."""
-    error.__traceback__ = _script_part(error.__traceback__, script)
+    error.__traceback__ = _drop_outer_frames(error.__traceback__, script)
     traceback.print_exception(error)
     sys.stderr.flush()
     what = "".join(traceback.format_exception_only(error)).strip()
     code = EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else EXIT_FAILED
-    _report_and_keep(FailureKind.EXCEPTION, f"{what}{_place(error, script)}", code, _error(error, script))
+    _report_and_keep(
+        FailureKind.EXCEPTION, f"{what}{_describe_place(error, script)}", code, _to_script_error(error, script)
+    )
     return code
 
 
@@ -158,7 +160,7 @@ def _exit_code(error: SystemExit) -> int:
     return EXIT_FAILED
 
 
-def _script_part(trace: TracebackType | None, script: str) -> TracebackType | None:
+def _drop_outer_frames(trace: TracebackType | None, script: str) -> TracebackType | None:
     """Return a traceback from the script's first frame on, or all of it if the script has none (a syntax error)."""
     part = trace
     while part is not None and part.tb_frame.f_code.co_filename != script:
@@ -166,7 +168,7 @@ def _script_part(trace: TracebackType | None, script: str) -> TracebackType | No
     return part or trace
 
 
-def _place(error: BaseException, script: str) -> str:
+def _describe_place(error: BaseException, script: str) -> str:
     """Return the place of an error in the user's own code, in brackets: the last frame in the script's folder, if any.
 
     Also for an error in a child process, so that all nodes name the same place.
@@ -180,9 +182,9 @@ def _place(error: BaseException, script: str) -> str:
     return f" ({os.path.basename(own[-1][0])}, line {own[-1][1]})" if own else ""
 
 
-def _error(error: BaseException, script: str) -> ScriptError:
+def _to_script_error(error: BaseException, script: str) -> ScriptError:
     """Return an exception as a message."""
-    place = _place(error, script) or _place(error, "")
+    place = _describe_place(error, script) or _describe_place(error, "")
     trace = "".join(traceback.format_exception(error))
     return ScriptError(place=f"{type(error).__name__}{place}", traceback=trace[-_TRACEBACK_CHARACTERS:])
 

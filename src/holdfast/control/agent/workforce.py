@@ -80,7 +80,7 @@ class Workforce:
         self.settings = settings
         self.places = [ProcessSlot(index=index) for index in range(settings.spec.workers_per_node)]
         self.socket_path = f"{settings.folder}/{settings.node}.sock"
-        self._page = _page_for(settings)
+        self._page = _make_page(settings)
         #: of the units that there are, by name
         self._proposals: dict[str, ProposalPage] = {}
         self._ends = count(1)
@@ -126,7 +126,7 @@ class Workforce:
             )
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.socket_path)
-        self._server = await loop.create_unix_server(self._connection, self.socket_path)
+        self._server = await loop.create_unix_server(self._make_connection, self.socket_path)
 
     def replace(self, worker: str) -> None:
         """Start a process for this worker in its slot. The old process is killed, without a report of its end."""
@@ -134,9 +134,9 @@ class Workforce:
         if place.handle is not None:
             self._given_up.add(place.handle.pid)
             place.handle.send_signal(signal.SIGKILL)
-            self._await_last_output(place.worker, failed=False)
+            self._end_output(place.worker, failed=False)
         place.refill(worker)
-        self._forget_units()
+        self._close_unused_proposals()
         self._start_task(self._start(place, worker))
 
     def pass_on(self, workers: Sequence[str], order: ToWorkerProcess) -> None:
@@ -145,7 +145,7 @@ class Workforce:
         Shared memory is created for a new replica group, and the output relay learns the rank 0 of a plan.
         """
         if isinstance(order, UnitFormed):
-            order = self._map_proposals(order)
+            order = self._create_proposals(order)
         if self._relay is not None and isinstance(order, Begin | Prepare):
             self._relay.on_plan(order.plan.generation, order.plan.workers[0])
         frame = encode_frame(order, MAX_WHOLE_BYTES)
@@ -257,9 +257,9 @@ class Workforce:
 
     # ---- the workers' socket ----
 
-    def _connection(self) -> WorkerConnection:
+    def _make_connection(self) -> WorkerConnection:
         """Return the protocol for a new connection of a worker, and remember it."""
-        connection = WorkerConnection(self._on_message, self._on_lost)
+        connection = WorkerConnection(self._on_message, self._on_connection_lost)
         self._connections.add(connection)
         return connection
 
@@ -294,7 +294,7 @@ class Workforce:
         else:
             self._owner.on_worker_message(message)
 
-    def _on_lost(self, connection: WorkerConnection) -> None:
+    def _on_connection_lost(self, connection: WorkerConnection) -> None:
         """Forget an ended connection. If its process has ended, report that now."""
         self._connections.discard(connection)
         for place in self.places:
@@ -304,7 +304,7 @@ class Workforce:
 
     # ---- units ----
 
-    def _map_proposals(self, formed: UnitFormed) -> UnitFormed | UnitRefused:
+    def _create_proposals(self, formed: UnitFormed) -> UnitFormed | UnitRefused:
         """Create the shared memory for the proposals of a new replica group, and record the group of each slot.
 
         Return the message with the memory's path, or a refusal if there is no memory.
@@ -318,7 +318,7 @@ class Workforce:
                 place.unit = formed.unit
         return structs.replace(formed, page=page.path, snapshots=snapshot_folder(self.settings, always=True))
 
-    def _forget_units(self) -> None:
+    def _close_unused_proposals(self) -> None:
         """Release resources of replica groups that no longer exist."""
         for unit in self._proposals.keys() - {place.unit for place in self.places}:
             self._proposals.pop(unit).close()
@@ -335,10 +335,10 @@ class Workforce:
             self._owner.on_worker_message(raised)
             return
         if first is not None:
-            self._blame(first)
+            self._report_cause(first)
         asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._pass_raised, place, raised)
 
-    def _blame(self, place: ProcessSlot) -> None:
+    def _report_cause(self, place: ProcessSlot) -> None:
         """Report a slot's process as the cause of other ends in its replica group.
 
         If it has sent `Crashed` and still runs, it is killed, and its end is reported at once.
@@ -360,7 +360,7 @@ class Workforce:
             while not pid and not self._closing:
                 try:
                     zygote = await self._zygotes.get()
-                    output, errors = self._output_file(worker)
+                    output, errors = self._open_output(worker)
                     pid = await zygote.fork(
                         script=settings.spec.script,
                         as_module=settings.spec.module,
@@ -378,11 +378,11 @@ class Workforce:
         if pid:
             self._on_started(place, worker, pid)
 
-    def _output_file(self, worker: str) -> tuple[str, str]:
+    def _open_output(self, worker: str) -> tuple[str, str]:
         """Return the file for stdout and stderr of a new process, or "" for our own."""
         return self._relay.open(worker) if self._relay is not None else ("", "")
 
-    def _await_last_output(self, worker: str, *, failed: bool) -> None:
+    def _end_output(self, worker: str, *, failed: bool) -> None:
         if self._relay is not None and worker:
             self._relay.on_ended(worker, failed=failed)
 
@@ -458,12 +458,12 @@ class Workforce:
         if place.worker == worker and place.exit_code is not None:
             if (first := find_first_to_end(self.places, place)) is not place:
                 if first is not None:
-                    self._blame(first)
+                    self._report_cause(first)
                 wait_s = _LAST_WORDS_S if first is None else 0.0
                 asyncio.get_running_loop().call_later(wait_s, self._report_exit, place, worker)
                 return
             code, down = place.exit_code, place.describe_end(place.exit_code, self.settings.spec.script)
-            self._await_last_output(worker, failed=code not in (EXIT_DONE, UNKNOWN_EXIT))
+            self._end_output(worker, failed=code not in (EXIT_DONE, UNKNOWN_EXIT))
             place.refill("")
             if not self._closing:
                 self._owner.on_worker_exit(down, clean=code in (EXIT_DONE, UNKNOWN_EXIT))
@@ -486,7 +486,7 @@ class Workforce:
             self._on_process_end(place, UNKNOWN_EXIT)
 
 
-def _page_for(settings: AgentSettings) -> ProgressPage | None:
+def _make_page(settings: AgentSettings) -> ProgressPage | None:
     """Return a new progress page, or None if the job is not watched, or, with a warning, if there is no memory."""
     if not settings.spec.experiments.watch:
         return None

@@ -128,7 +128,7 @@ class Zygote:
             print_error(f"holdfast zygote: a requester's connection is broken: {error}")
             data, forks = b"", []
         if not data:
-            self._drop(requester)
+            self._drop_requester(requester)
         for fork in forks:
             if self._fork(requester, fork):
                 return fork
@@ -152,7 +152,7 @@ class Zygote:
                 die_with_parent(mine)  # A worker continues without its zygote, and gets other loader workers.
             _redirect_output(requester.streams[:_STREAMS])
             self.channel = os.dup(requester.streams[_STREAMS]) if len(requester.streams) > _STREAMS else -1
-            self._forget_everything()
+            self._close_descriptors()
             return True
         requester.close_child_stream()
         pidfd = os.pidfd_open(pid)
@@ -176,9 +176,9 @@ class Zygote:
         try:
             requester.connection.sendall(encode_frame(reply))
         except OSError:
-            self._drop(requester)
+            self._drop_requester(requester)
 
-    def _drop(self, requester: _Requester) -> None:
+    def _drop_requester(self, requester: _Requester) -> None:
         """Close a requester's connection, and SIGKILL the processes that were forked for it.
 
         If an agent dies, its workers must end, too, so that the whole node is gone.
@@ -194,9 +194,9 @@ class Zygote:
 
     def _end(self) -> None:
         for requester in list(self._requesters):
-            self._drop(requester)
+            self._drop_requester(requester)
 
-    def _forget_everything(self) -> None:
+    def _close_descriptors(self) -> None:
         """Close all descriptors of the zygote, in a forked child."""
         self._selector.close()
         self._listener.close()

@@ -99,7 +99,7 @@ class EtcdStore(Store):
         """Return the newest entry of `key`, or None. Raises BadInputError if holdfast did not write it."""
         self._check()
         found = self._gateway.call("kv/range", {"key": self._prefixed(key)}, _Range)
-        return self._entry(found.kvs[0]) if found.kvs else None
+        return self._decode_entry(found.kvs[0]) if found.kvs else None
 
     def list(self, prefix: str) -> Listing:
         self._check()
@@ -177,10 +177,10 @@ class EtcdStore(Store):
             request["min_mod_revision"] = str(after + 1 + _FIRST)
         found = self._gateway.call("kv/range", request, _Range)
         begin = len(self._prefixed(""))
-        entries = {pair.key[begin:].decode(): self._entry(pair) for pair in found.kvs}
+        entries = {pair.key[begin:].decode(): self._decode_entry(pair) for pair in found.kvs}
         return Listing(entries, found.header.revision - _FIRST)
 
-    def _entry(self, pair: _Pair) -> Entry:
+    def _decode_entry(self, pair: _Pair) -> Entry:
         """Return a pair of etcd as an entry, decompressed. Raises BadInputError if holdfast did not write it."""
         form, payload = pair.value[:1], pair.value[1 + _STAMP_BYTES :]
         try:

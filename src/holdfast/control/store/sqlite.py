@@ -77,15 +77,15 @@ class SqliteStore(Store):
 
     def get(self, key: str) -> Entry | None:
         rows = self._read("SELECT value, revision FROM entries WHERE key = ?", (key,))
-        return self._entry(*rows[0]) if rows else None
+        return self._as_entry(*rows[0]) if rows else None
 
     def list(self, prefix: str) -> Listing:
         """Return all entries whose keys begin with `prefix`, with the store's revision; see `Store.list`."""
         # One statement sees one snapshot. The store's revision is that of its newest entry.
         rows = self._read(f"{_NEWER} UNION ALL SELECT NULL, NULL, max(revision) FROM entries", (0, prefix, prefix))
-        entries = {str(key): self._entry(value, revision) for key, value, revision in rows if key is not None}
+        entries = {str(key): self._as_entry(value, revision) for key, value, revision in rows if key is not None}
         last = next((revision for key, _, revision in rows if key is None), None)
-        return Listing(entries, self._entry(b"", last).revision if last is not None else 0)
+        return Listing(entries, self._as_entry(b"", last).revision if last is not None else 0)
 
     def watch(self, prefix: str, after: int) -> Watch:
         return _SqliteWatch(self, SqliteStore(self._path, busy_timeout_s=self._busy_timeout_s), prefix, after)
@@ -130,7 +130,7 @@ class SqliteStore(Store):
     def newer(self, prefix: str, after: int) -> dict[str, Entry]:
         """Return the newest entries of all keys that begin with `prefix` and have changed after a revision."""
         rows = self._read(_NEWER, (after, prefix, prefix))
-        return {str(key): self._entry(value, revision) for key, value, revision in rows}
+        return {str(key): self._as_entry(value, revision) for key, value, revision in rows}
 
     def close(self) -> None:
         """Close the connection. Later calls raise StoreError; a second `close` does nothing."""
@@ -144,7 +144,7 @@ class SqliteStore(Store):
         """Whether `close` was called."""
         return self._closed
 
-    def _entry(self, value: object, revision: object) -> Entry:
+    def _as_entry(self, value: object, revision: object) -> Entry:
         """Return a row as an entry. Raises StoreError if its columns have other types, as in a damaged file."""
         if isinstance(value, bytes) and isinstance(revision, int):
             return Entry(value, revision)

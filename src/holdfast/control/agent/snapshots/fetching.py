@@ -109,7 +109,7 @@ class SnapshotFetcher:
         try:
             part = PartWriter(self._folder, reader.header.body_bytes)
             try:
-                self._read(reader, part)
+                self._read_body(reader, part)
             except (OSError, DamagedPartError):
                 part.abandon()
                 raise
@@ -119,7 +119,7 @@ class SnapshotFetcher:
                 self._reader = None
             reader.close()
 
-    def _read(self, reader: PartReader, part: PartWriter) -> None:
+    def _read_body(self, reader: PartReader, part: PartWriter) -> None:
         """Read a part's body into memory, at `rate` bytes per second at most. Raises OSError on `close`."""
         begun = time.monotonic()
 

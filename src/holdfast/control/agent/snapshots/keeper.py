@@ -96,7 +96,7 @@ class SnapshotKeeper:
             return None
         try:
             self._lock = _make_and_lock(folder)
-            _sweep(str(folder.parent))
+            _remove_left_folders(str(folder.parent))
             parts = find_parts(folder, self._job, _log_removed)
             door = SnapshotServer(self._host, folder, self._job, lambda: self._key)
             port = door.start()
@@ -171,7 +171,7 @@ def _make_and_lock(folder: Path) -> int:
     raise OSError(f"{folder} is not a folder, or another agent of this name uses it")
 
 
-def _sweep(base: str) -> None:
+def _remove_left_folders(base: str) -> None:
     """Remove the folders of killed agents in `base`: those of launched jobs at once, others after `LEFT_S` seconds."""
     remove_abandoned_folders(find_abandoned_snapshots(base))
     remove_abandoned_folders(f"{glob.escape(base)}/{_HEAD}{os.getuid()}-*", older_s=LEFT_S)

@@ -47,7 +47,7 @@ class SnapshotServer:
         """
         self._folder, self._job, self._key = folder, job, key
         self._readers = threading.BoundedSemaphore(MAX_READERS)
-        self._reception = ThreadedListener(host, "reader", self._serve, CountedLog(logger, time.monotonic))
+        self._reception = ThreadedListener(host, "reader", self._serve_reader, CountedLog(logger, time.monotonic))
 
     def start(self) -> int:
         """Listen on a free port, and return it.
@@ -61,7 +61,7 @@ class SnapshotServer:
         """Stop listening, and abort transfers in progress."""
         self._reception.close()
 
-    def _serve(self, connection: socket.socket) -> None:
+    def _serve_reader(self, connection: socket.socket) -> None:
         """Let a reader and this server prove to each other that they know the key, and answer the reader's request.
 
         Raises:
