@@ -197,7 +197,12 @@ def _find_cut_off_holders(
 ) -> set[str]:
     """Return the nodes with the state that several nodes without it cannot reach, although these reach other holders.
 
-    They may go like nodes without the state if the others have all their state.
+    Only nodes that the others can spare: they may go like nodes without the state.
+
+    Args:
+        having: the nodes with the state.
+        cut: the pairs of nodes that cannot reach each other.
+        can_spare: whether the others have all state of a node.
     """
     found: dict[str, list[str]] = {}
     for pair in cut:

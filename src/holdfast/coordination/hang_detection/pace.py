@@ -91,7 +91,7 @@ class Pace:
 
     @property
     def overdue_at(self) -> float:
-        """When the step or entry becomes a failure."""
+        """When the step or entry counts as a failure, in Unix seconds."""
         return self._exceeds_at(FAILURE)
 
     @property
@@ -100,7 +100,9 @@ class Pace:
         return self._exceeds_at(STOPPED_FACTOR)
 
     def _exceeds_at(self, times: float) -> float:
-        """Return when the step exceeds this many usual steps, or the entry its limit."""
+        """Return when the step exceeds this many usual steps, or the entry its limit; `UNKNOWN_S` if the usual time is
+        unknown.
+        """
         if self._entering:
             return self.since + self._enter_s
         return self.since + (UNKNOWN_S if self.mean_s is None else times * self.mean_s + PROBE_FLOOR_S)

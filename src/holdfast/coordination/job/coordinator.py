@@ -109,7 +109,10 @@ class Coordinator:
 
     @property
     def state(self) -> str:
-        """The state for users: waiting, running, recovering, stopping, finished, stopped or failed."""
+        """The state for users: "stopping" while the job closes, else its outcome or the phase.
+
+        One of waiting, running, recovering, stopping, finished, stopped or failed.
+        """
         if self.over is None and self.context.closing.under_way:
             return "stopping"
         return self.record.outcome or self.context.phase

@@ -483,7 +483,10 @@ class Draining:
         return workers
 
     def set_aside(self, name: str) -> None:
-        """Make a node without ranks a standby, because another node has the ranks for which it came."""
+        """Make a node without ranks a cold standby, because another node has the ranks for which it came.
+
+        If its joining was reported, emit that it has left.
+        """
         node = self._transaction.members.nodes[name]
         self._disconnected.stop_expecting(name)
         if node.told or node.returning:

@@ -367,7 +367,8 @@ class Replacements:
         """Check that these nodes can move, and that the named standbys can replace them.
 
         Raises:
-            BadInputError: too many targets, a node that is a standby or takes part itself, or a target that is in use.
+            BadInputError: too many targets, a node that is a standby, or a target that leaves, is in use or replaces
+                another.
             UnreachableError: a target does not exist.
             RefusedError: a node is just joining to replace another one, or a target will never be warm.
         """

@@ -169,10 +169,8 @@ class StandbyNodes:
     def order_warm_ups(self, plan: GenerationPlan) -> None:
         """Order the cold workers of complete standbys to warm up while the others train, at most 3 times for each node.
 
-        A standby that does not fit the job is reported instead.
-
-        Args:
-            plan: the plan in force (unused).
+        Standbys with a warm-up in progress or a recent failure are skipped. One that does not fit the job is reported
+        instead.
         """
         transaction = self._transaction
         for node in list(transaction.members.standbys.values()):
