@@ -217,7 +217,7 @@ class Agent:
         self._execute(self.machine.end(code, why))
 
     def on_end_notice(self, code: int, why: str) -> None:
-        """Tell the coordinator that the node must end, and end it once the job can continue without it.
+        """Notify the coordinator that the node must end, and end it once the job can continue without it.
 
         It ends after its grace at the latest; at once if there is none, if the coordinator never welcomed the node, or
         if this is called again.

@@ -1,4 +1,4 @@
-"""What an agent is told at its start."""
+"""The settings of an agent, given at its start."""
 
 from __future__ import annotations
 
@@ -10,46 +10,54 @@ from holdfast.protocol.job_spec import JobSpec
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentSettings:
-    """Settings of one agent.
+    """Settings of one agent."""
 
-    spec: the job, with its name and absolute paths; of it the script, the workers and what these are told count here.
-    coordinator: http(s) URL. node: this node's name. folder: a private one, for sockets. digest: of script and
-    arguments. advertise: the address at which the other nodes reach this one. zygote: socket of a shared one, "" for
-    one of its own. environment: the whole environment of a zygote of its own. log_folder: for the workers' output, a
-    file for each, "" for none; shows: whether it is printed as well. tls_ca: certificates to trust, "" for the
-    system's. parent: pid of the process to end with, 0 for none. quiet: another process tells the user why the job
-    ended. rack: nodes that may fail together have the same; "" for one of its own. zone: where its rack is, "" for
-    none. failure_rate: how often the node fails, the usual one being 1. preflight: look whether the node is fit to
-    train, before it joins. standby: it waits without a rank until one of the others is lost or moved. grant: by
-    which the node is the job's in a pool, 0 where it runs in none.
-    """
-
+    #: the job, with its name and absolute paths
     spec: JobSpec
+    #: http(s) URL of the coordinator
     coordinator: str
     token: str
+    #: name of this node
     node: str
+    #: a private folder, for sockets
     folder: str
+    #: of the script and its arguments
     digest: str
+    #: address at which the other nodes reach this one
     advertise: str = "127.0.0.1"
     cwd: str = "/"
+    #: socket of a shared zygote, or "" to start one
     zygote: str = ""
+    #: the whole environment of a zygote that the agent starts
     environment: dict[str, str] = field(default_factory=dict[str, str])
+    #: modules that such a zygote imports
     preload: tuple[str, ...] = PRELOAD
+    #: folder for the output of workers, a file for each, or ""
     log_folder: str = ""
+    #: whether to print the output of workers
     shows: bool = True
+    #: certificates to trust, or "" for the system's
     tls_ca: str = ""
+    #: pid of the process with which the agent ends, or 0
     parent: int = 0
+    #: whether another process tells the user why the job ended
     quiet: bool = False
+    #: the same for nodes that may fail together; "" for a rack of its own
     rack: str = ""
+    #: location of the rack, or ""
     zone: str = ""
+    #: how often the node fails, relative to a usual node
     failure_rate: float = 1.0
+    #: whether to check that the node is fit, before it joins
     preflight: bool = True
+    #: whether the node waits without a rank until another one is lost or moved
     standby: bool = False
+    #: number of the pool's grant of this node to the job, or 0 without a pool
     grant: int = 0
     #: Whether the node is part of a launched job, which ends with its launcher: no later agent uses its snapshots.
     of_run: bool = False
 
     @property
     def parts(self) -> str:
-        """The folder in which workers hand over their parts of checkpoints, "" where none are kept."""
+        """The folder in which workers hand over their parts of checkpoints, "" if the job keeps none."""
         return f"{self.folder}/{self.node}.parts" if self.spec.checkpoint.dir else ""

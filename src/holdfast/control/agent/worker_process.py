@@ -115,9 +115,9 @@ def _on_holdfast_error(error: HoldfastError, script: str) -> int:
 
 
 def _on_missing_group(error: BaseException, script: str) -> int:
-    """End the job: the script was written for torchrun, and raises the same in every process that runs it.
+    """Report as final that a script for torchrun needs a process group, so that the job ends; return `EXIT_BAD_INPUT`.
 
-    All workers find this. The coordinator tells the first one's words, and keeps its traceback in the event.
+    It is printed here, with the traceback, only if the agent does not receive it: all workers find the same.
     """
     error.__traceback__ = _drop_outer_frames(error.__traceback__, script)
     what = "".join(traceback.format_exception_only(error)).strip()
@@ -183,7 +183,7 @@ def _describe_place(error: BaseException, script: str) -> str:
 
 
 def _to_script_error(error: BaseException, script: str) -> ScriptError:
-    """Return an exception as a message."""
+    """Return an exception as a message: its type, its place, and the last part of its traceback."""
     place = _describe_place(error, script) or _describe_place(error, "")
     trace = "".join(traceback.format_exception(error))
     return ScriptError(place=f"{type(error).__name__}{place}", traceback=trace[-_TRACEBACK_CHARACTERS:])

@@ -104,7 +104,7 @@ class ZygoteClient(asyncio.Protocol):
             self._on_reply(reply)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Let all waiting `fork` calls raise ZygoteLostError, and call `on_lost`."""
+        """Fail all waiting `fork` calls with ZygoteLostError, and call `on_lost`."""
         for answer in self._waiting.values():
             if not answer.done():
                 answer.set_exception(ZygoteLostError("the zygote ended"))

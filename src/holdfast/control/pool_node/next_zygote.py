@@ -152,7 +152,7 @@ class NextZygote:
             self._drop_template(for_another=bool(wanted))
 
     def _drop_template(self, *, for_another: bool = False) -> None:
-        """Kill the template. Unless a new one is started, waiters are released.
+        """Kill the template, and release waiters. The listener is closed, unless another template starts for it.
 
         Args:
             for_another: whether to start a new template for the pending request.

@@ -62,7 +62,7 @@ class SnapshotServer:
         self._reception.close()
 
     def _serve_reader(self, connection: socket.socket) -> None:
-        """Let a reader and this server prove to each other that they know the key, and answer the reader's request.
+        """Authenticate a reader and this server to each other by the key, and answer the reader's request.
 
         Raises:
             TransferError: there is no key yet, the reader does not know it or breaks the protocol, or there are
