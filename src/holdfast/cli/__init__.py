@@ -27,6 +27,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 def _print_version(asked: bool) -> None:
+    """Print the version and exit, if it is asked for."""
     if asked:
         import importlib.metadata
 
@@ -44,7 +45,10 @@ def holdfast(
 
 
 def main() -> None:
-    """Run the command line. An error ends it with one line on stderr and its own exit code."""
+    """Run the command line, and end with `SystemExit`. An error ends it with one line on stderr and its own exit code.
+
+    An unexpected error prints its traceback and a request to report it, except for a full or read-only disk.
+    """
     open_standard_streams()
     try:
         code = app(standalone_mode=False)
@@ -64,7 +68,10 @@ def main() -> None:
 
 
 def _usage_error(error: TyperException) -> str:
-    """Return the message for a command line that cannot be used: the problem, the value, and where to look."""
+    """Return the message for a command line that cannot be used: the problem, the value, and where to look.
+
+    "" if the list of commands was printed instead. Known mistakes, such as a job given as an argument, get a hint.
+    """
     message = error.format_message()
     if not message:
         return ""
@@ -85,6 +92,7 @@ def _usage_error(error: TyperException) -> str:
 
 
 def _exit_with(complaint: str, code: int) -> NoReturn:
+    """Print a complaint on stderr, unless it is "", and end the process with this exit code."""
     if complaint:
         warn(f"holdfast: {on_one_line(complaint)}")
     raise SystemExit(code) from None

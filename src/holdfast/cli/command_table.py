@@ -70,6 +70,7 @@ class Commands(HelpfulGroup):
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command, or None for an unknown name. Its module is imported at the first call."""
         if cmd_name in COMMANDS and self.commands[cmd_name] is None:
             self.commands[cmd_name] = _load(cmd_name)
         return self.commands.get(cmd_name)

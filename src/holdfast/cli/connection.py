@@ -69,10 +69,12 @@ class Server:
     ] = ""
 
     def entry(self) -> JobEntry:
-        """Return the address and the secret of the job.
+        """Return the address and the secret of the job's coordinator.
+
+        For a job of a pool, it is a path below the pool's URL.
 
         Raises:
-            BadInputError: several jobs match, or the token is not known.
+            BadInputError: several jobs match, the token is not known, or a pool is there and no job of it is named.
             UnreachableError: no job matches.
         """
         self._check_address()
@@ -137,12 +139,17 @@ class Server:
             check_url("coordinator", self.address)
 
     def _pool_entry(self) -> JobEntry | None:
+        """Return the pool at the given address or on this machine, or None. At an address there may also be a job."""
         self._check_address()
         token = read_token(self.token_file)
         return find_pool(registry_directory(os.environ), self.address, token, tls_ca=self.tls_ca)
 
     def _find_pool_with(self, job: str) -> JobEntry | None:
-        """Return the pool if it has this job, else None."""
+        """Return the pool if it has this job; None if the job runs without a pool, or no pool is found.
+
+        Raises:
+            UnreachableError: a pool is there, and has no such job or does not answer.
+        """
         if self.address is None and any(one.job == job for one in live_jobs(registry_directory(os.environ))):
             return None  # It runs on this machine without a pool.
         entry = self._pool_entry()
@@ -162,7 +169,7 @@ class Server:
         return entry
 
     def client(self) -> CoordinatorClient:
-        """Return a client of the job's coordinator.
+        """Return a client of the job's coordinator. If only an address is known, ask it for the job's name.
 
         Raises:
             BadInputError, UnreachableError: as `entry`; or another job runs at the address.

@@ -61,7 +61,7 @@ def demo(
 
 
 def _remove_earlier_demo(events: Path, picture: Path) -> None:
-    """Remove the files of an earlier demo.
+    """Remove the events and the picture of an earlier demo.
 
     Raises:
         BadInputError: a file with such a name is not from an earlier demo.
@@ -87,9 +87,9 @@ def _begins_with_event(file: Path) -> bool:
 
 
 def _kill_and_add_a_node(events: Path, steps: int, is_running: Callable[[], bool]) -> None:
-    """Kill a node half-way through the job, and add another one a little later.
+    """Kill a node half-way through the job, and add another one a little later, by commands that print their errors.
 
-    A command that fails, for example because the job has ended, prints why.
+    Do nothing if the job does not start; do not add a node if it ends before.
     """
     started = await_event(events, lambda event: isinstance(event, JobStarted), is_running)
     trains = await_event(events, lambda event: isinstance(event, GenerationStarted), is_running)
@@ -103,7 +103,7 @@ def _kill_and_add_a_node(events: Path, steps: int, is_running: Callable[[], bool
 
 
 def await_event(events: Path, is_wanted: Callable[[object], bool], is_running: Callable[[], bool]) -> object | None:
-    """Return the first wanted event of a job, or None if the job ends without one."""
+    """Poll an event file, and return the first wanted event of a job; None if the job ends without one."""
     while True:
         running = is_running()
         found = next(filter(is_wanted, _events_so_far(events)), None)
@@ -113,6 +113,7 @@ def await_event(events: Path, is_wanted: Callable[[object], bool], is_running: C
 
 
 def _events_so_far(file: Path) -> Sequence[object]:
+    """Return the events of a file, or () if it does not exist yet or has none."""
     try:
         return read_events(file)
     except BadInputError:  # The file does not exist yet, or has no event.

@@ -114,7 +114,10 @@ def example_file(name: str) -> Path:
 
 
 def _example_files() -> dict[str, Path]:
-    """Return the file of each example by name. A script and its version without holdfast are one example."""
+    """Return the file of each example by name: scripts and TOML files.
+
+    Tools, and versions of a script without holdfast, are not examples of their own.
+    """
     root = examples_folder()
     files = [*root.glob("*.py"), *root.glob("*.toml"), *(root / "gallery").glob("*.py")]
     named = {file.name.removesuffix(".py"): file for file in files}
@@ -137,6 +140,10 @@ def imported_files(script: Path) -> Sequence[Path]:
 
 
 def _imported_modules(file: Path) -> list[str]:
+    """Return the names of the modules that a file imports absolutely.
+
+    For `from a import b` these are both `a` and `a.b`, because `b` may be a module.
+    """
     modules: list[str] = []
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):

@@ -123,7 +123,10 @@ class HelpfulGroup(TyperGroup):
     """A group of commands, listed by panel with one line each."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the words of a command line. Without any, print the list of commands as an error."""
+        """Parse the words of a command line.
+
+        Without any, print the list of commands on stderr and exit as for bad input.
+        """
         if not args and not ctx.resilient_parsing:
             typer.echo(ctx.get_help(), err=True)
             raise typer.Exit(EXIT_BAD_INPUT)
@@ -143,10 +146,11 @@ class HelpfulTyper(typer.Typer):
     """A Typer application with these pages for its commands."""
 
     def command(self, name: str | None = None, **settings: Any) -> Any:
-        """Register a command, and give it the option --help-all."""
+        """Return a decorator that registers a command, and gives it the option --help-all."""
         register = super().command(name, cls=HelpfulCommand, **settings)
 
         def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+            """Register the function with --help-all, and return it unchanged."""
             register(_with_help_all(function))
             return function
 
@@ -154,6 +158,7 @@ class HelpfulTyper(typer.Typer):
 
 
 def _with_help_all(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function with the parameters of a command and one for --help-all, which it does not pass on."""
     signature = inspect.signature(function, eval_str=True)
     option = typer.Option("--help-all", is_eager=True, callback=_show_all, help="Show all options.")
     more = inspect.Parameter(
@@ -171,6 +176,7 @@ def _with_help_all(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _show_all(ctx: typer.Context, asked: bool) -> None:
+    """Print the long page of a command and exit, if --help-all is given."""
     if asked:
         typer.echo(command_page(ctx.command, ctx, everything=True), nl=False)
         raise typer.Exit
@@ -184,6 +190,11 @@ def command_page(command: Any, ctx: Any, *, everything: bool) -> str:
 
 
 def _command_lines(command: Any, ctx: Any, name: str, *, everything: bool) -> Iterator[str]:
+    """Yield the lines of a command's page: usage, description, examples, arguments and options.
+
+    With `everything`: all paragraphs and options, by panel, and long lists of values. Else the first paragraph, the
+    most common options, and how many more there are.
+    """
     yield from textwrap.wrap(_usage(command, ctx), COLUMNS, subsequent_indent=" " * 9, break_on_hyphens=False)
     paragraphs = inspect.cleandoc(command.help or "").replace("\\[", "[").split("\n\n")
     for paragraph in paragraphs if everything else paragraphs[:1]:
@@ -221,7 +232,10 @@ def _command_lines(command: Any, ctx: Any, name: str, *, everything: bool) -> It
 
 
 def _common(name: str, options: Iterable[Any]) -> Iterator[Any]:
-    """Yield the options for the short page."""
+    """Yield the options for the short page: --help, and those in `COMMON` for this command.
+
+    If `COMMON` has no list for it, all but those of the connection.
+    """
     always = {"--help"}
     wanted = COMMON.get(name)
     for option in options:
@@ -231,6 +245,7 @@ def _common(name: str, options: Iterable[Any]) -> Iterator[Any]:
 
 
 def _group_lines(group: Any, ctx: Any) -> Iterator[str]:
+    """Yield the lines of a group's page: usage, description, its commands by panel, and its options."""
     yield f"Usage: {ctx.command_path} [OPTIONS] COMMAND [ARGS]..."
     yield ""
     yield inspect.cleandoc(group.help or "").split("\n\n")[0]
@@ -269,13 +284,14 @@ def _names(option: Any, ctx: Any) -> str:
 
 
 def _value(option: Any, ctx: Any) -> str:
+    """Return the metavar of an option, or the type of its value in capitals, or its choices separated by `|`."""
     record = option.get_help_record(ctx)
     value = option.metavar or (record[0].split()[-1].strip("<>[]") if record else "")
     return value if option.metavar or "|" in value else value.upper()
 
 
 def _hidden_values(option: Any, ctx: Any) -> str:
-    """Return the values of an option for which its line has no room, separated by commas."""
+    """Return the values of an option, separated by commas, if its line on the page has no room for them; else ""."""
     if option.is_flag or "|" not in (value := _value(option, ctx)):
         return ""
     length = len(", ".join({*option.opts, *option.secondary_opts})) + 1 + len(value)

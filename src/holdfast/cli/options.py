@@ -55,7 +55,7 @@ def _parameter(name: str, default: object, annotation: object) -> inspect.Parame
 
 
 def option_names(command: Callable[..., None]) -> frozenset[str]:
-    """Return the long options of a command and of its option groups, such as `--nodes`."""
+    """Return the long options, such as `--nodes`, of a command and its option groups. Arguments are left out."""
     found = set[str]()
     for parameter in inspect.signature(with_option_groups(command)).parameters.values():
         declared = [one for one in get_args(parameter.annotation)[1:] if hasattr(one, "param_decls")]
@@ -100,7 +100,8 @@ def warn_of_misplaced(command: Callable[..., None], name: str, script: str, args
 def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
     """Return a command with the options of its groups in place of the parameters that take the groups.
 
-    A parameter takes a group if its annotation is a dataclass of options, or is annotated with an OptionGroup.
+    A parameter takes a group if its annotation is a dataclass of options, or is annotated with an OptionGroup. The new
+    command collects the options of each group into one value, and calls the old one.
     """
     own = inspect.signature(command, eval_str=True)
     groups = {name: group for name, p in own.parameters.items() if (group := _group_of(p.annotation)) is not None}
@@ -112,6 +113,7 @@ def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
             shown.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
 
     def with_options(**values: Any) -> None:
+        """Collect the options of each group into one value, and call the command."""
         for name, group in groups.items():
             mine = {parameter.name: values.pop(parameter.name) for parameter in group.parameters()}
             values[name] = group.collect(mine)
@@ -124,6 +126,7 @@ def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _group_of(annotation: Any) -> OptionGroup | None:
+    """Return the option group of a parameter's annotation, or None if it is a single option."""
     if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
         return _DataclassGroup(annotation)
     if get_origin(annotation) is Annotated:

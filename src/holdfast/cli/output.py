@@ -30,7 +30,7 @@ AsJson = Annotated[
 
 
 def open_standard_streams() -> None:
-    """Open the closed ones of stdin, stdout and stderr to /dev/null, and let stdout take any text.
+    """Open those of stdin, stdout and stderr that are closed to /dev/null, and make stdout accept any text.
 
     Otherwise the next file that is opened gets the number of the closed one, with everything that is printed. And a
     character that the terminal's encoding lacks would end the job; it is printed as a question mark.
@@ -66,6 +66,7 @@ def lasting_output() -> Generator[Callable[[str], None]]:
     failed = False
 
     def print_if_possible(line: str) -> None:
+        """Print a line on stdout. Warn at the first one that cannot be written."""
         nonlocal failed
         why = _print_if_possible(sys.stdout, line)
         if why and not failed:
@@ -95,10 +96,12 @@ def called_in_a_thread(call: Callable[[str], None]) -> Generator[Callable[[str],
     lines: queue.Queue[str | None] = queue.Queue(_MOST_LINES)
 
     def work() -> None:
+        """Call `call` with each line, until None comes."""
         while (line := lines.get()) is not None:
             call(line)
 
     def put(line: str | None) -> None:
+        """Add a line for the thread, or drop it if `_MOST_LINES` wait already."""
         with contextlib.suppress(queue.Full):
             lines.put_nowait(line)
 
@@ -148,6 +151,7 @@ def print_json_line(value: object) -> None:
 
 
 def _finite(value: Any) -> Any:
+    """Return a value with None in place of NaN and infinity, in lists and dictionaries, too."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in cast(dict[str, Any], value).items()}
     if isinstance(value, list | tuple):

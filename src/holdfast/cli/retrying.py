@@ -19,10 +19,12 @@ SILENCE_LIMIT_S = 30.0
 
 
 def retry_query(query: Callable[[], T]) -> T:
-    """Return the result of a query, once the pool answers. If the pool's store is away, warn once and wait for it.
+    """Repeat a query until the pool answers, and return the result.
+
+    If the pool's store is away, warn once and wait for it.
 
     Raises:
-        UnreachableError: the pool has not answered for half a minute. Other errors as `query`.
+        UnreachableError: the pool has not answered for `SILENCE_LIMIT_S`. Other errors as `query`.
     """
     until = time.monotonic() + SILENCE_LIMIT_S
     has_warned = False
@@ -41,10 +43,10 @@ def retry_query(query: Callable[[], T]) -> T:
 
 
 def retry_request(request: Callable[[], T]) -> T:
-    """Return the answer to a request, once the pool answers. The request must be harmless if it arrives twice.
+    """Repeat a request until the pool answers, and return the answer. It must be harmless if it arrives twice.
 
     Raises:
-        UnreachableError: the pool has not answered for half a minute. Other errors as `request`.
+        UnreachableError: the pool has not answered for `SILENCE_LIMIT_S`. Other errors as `request`.
     """
     until = time.monotonic() + SILENCE_LIMIT_S
     while True:

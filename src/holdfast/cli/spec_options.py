@@ -96,7 +96,11 @@ class SpecGroup:
         ]
 
     def collect(self, values: Mapping[str, Any]) -> dict[str, Given]:
-        """Return the given values, by key. They are not checked yet."""
+        """Return the given values by key, over this command's defaults. They are not checked yet.
+
+        Args:
+            values: of all options of the group, by parameter name; None or False if not given.
+        """
         given = {key: Given(value, key) for key, value in (self.defaults or {}).items()}
         for option in self._options():
             value = values[_python_name(option)]
@@ -110,6 +114,7 @@ class SpecGroup:
         return (option for option in SPEC_OPTIONS if option.name in self.names)
 
     def _annotation(self, option: SpecOption, key: Key) -> object:
+        """Return the annotation of an option's parameter, with the key's description and default as help."""
         default = (self.defaults or {}).get(option.key, key.default)
         if key.is_flag:
             return Annotated[bool, typer.Option(option.name, help=key.description, rich_help_panel=option.panel)]
@@ -130,7 +135,13 @@ def _python_name(option: SpecOption) -> str:
 
 
 def _nodes(text: str) -> dict[str, Given]:
-    """Parse N, where all N must join before the first step, or MIN:MAX."""
+    """Return the keys min_nodes and max_nodes of `--nodes N` or `MIN:MAX`.
+
+    With N, min_nodes is 0: all N must join first.
+
+    Raises:
+        BadInputError: MIN is not a number from 1 on.
+    """
     least, colon, most = text.partition(":")
     if colon and not re.fullmatch("[1-9][0-9]{0,8}", least):
         raise BadInputError(f"--nodes is {text!r}: give a number of nodes, or MIN:MAX")

@@ -53,6 +53,9 @@ def events(
 def read_job_events(file: Path | None, server: Server, after: int = 0, *, follow: bool = False) -> Iterator[ReadEvent]:
     """Yield the events with numbers above `after`: those of the file if there is one, else of the running job.
 
+    With `follow`, wait for further events until the job ends. An incomplete last line of a file is left out with a
+    warning.
+
     Raises:
         BadInputError: the file is not an events file. BadInputError, UnreachableError: as `Server.client`.
     """

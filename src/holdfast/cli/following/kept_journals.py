@@ -41,9 +41,12 @@ def new_journal(folder: Path, job: str) -> Path:
 
 @contextlib.contextmanager
 def kept_journal(path: Path, on_event: Callable[[ReadEvent], None]) -> Generator[Callable[[ReadEvent], None]]:
-    """Yield a function that writes each event to a new journal and passes it on to `on_event`; remove old journals.
+    """Yield a function that writes each event to a new journal and passes it on to `on_event`.
 
-    If the journal cannot be written, that is logged, and the job goes on without one.
+    Remove all but `KEPT` journals.
+
+    A journal is limited to `MOST_BYTES`, and steps to half of that. If it cannot be written, that is logged, and the
+    job goes on without one.
 
     Args:
         path: As `new_journal` returns it.
@@ -62,6 +65,7 @@ def kept_journal(path: Path, on_event: Callable[[ReadEvent], None]) -> Generator
     written = 0
 
     def keep(event: ReadEvent) -> None:
+        """Write an event to the journal while there is room, and pass it on to `on_event`."""
         nonlocal written
         room = MOST_BYTES // 2 if isinstance(event, StepCommitted) else MOST_BYTES
         line = event_json(event) + b"\n"
@@ -80,7 +84,10 @@ def kept_journal(path: Path, on_event: Callable[[ReadEvent], None]) -> Generator
 
 
 def _journals(folder: Path, job: str | None = None) -> list[tuple[float, Path]]:
-    """Return the journals in a folder, of one job or of all, each with the time of its last write (unix seconds)."""
+    """Return the journals in a folder, of one job or of all, each with the time of its last write (unix seconds).
+
+    [] if the folder does not exist.
+    """
     found: list[tuple[float, Path]] = []
     with contextlib.suppress(OSError):
         for path in folder.glob("*.jsonl"):

@@ -74,7 +74,7 @@ class JobPicture:
     failure: str = ""
 
     def on_event(self, event: ReadEvent) -> None:
-        """Update the picture with an event."""
+        """Update position, loss, rate, nodes by state, newest event and failure from an event."""
         self.rate.on_event(event)
         if isinstance(event, StepCommitted):
             self.step, self.loss, self.world = event.step, event.loss, event.world_size
@@ -100,6 +100,7 @@ class JobPicture:
                 pass
 
     def _set_members(self, members: Sequence[str]) -> None:
+        """Set the members to training, and those that trained before and are no longer members to waiting."""
         for name, state in self.nodes.items():
             if state == "training":
                 self.nodes[name] = "waiting"
@@ -107,10 +108,10 @@ class JobPicture:
 
 
 def render(picture: JobPicture, *, on_ctrl_c: str = "") -> RenderableType:
-    """Draw the panel.
+    """Return the panel: step, loss, rate and progress bar, nodes by state, and the newest event.
 
     Args:
-        on_ctrl_c: what Ctrl-C does.
+        on_ctrl_c: what Ctrl-C does; "" for no such line.
     """
     last = picture.last_step
     lines: list[RenderableType] = []
@@ -174,7 +175,7 @@ class LiveProgress:
         self._live.stop()
 
     def __call__(self, event: ReadEvent) -> None:
-        """Print an event above the panel, and draw the panel with the next refresh."""
+        """Print an event above the panel, and update the panel, which is drawn with the next refresh."""
         self._events(event)
         self.picture.on_event(event)
         # A finished drawing: the thread that refreshes must not read what changes here.
@@ -195,11 +196,11 @@ def can_animate() -> bool:
 
 @contextlib.contextmanager
 def terminal_apart() -> Generator[tuple[Console, Callable[[Callable[[str], None]], None]]]:
-    """Keep the terminal for a console alone. Everything else that is printed arrives as lines.
+    """Redirect stdout and stderr into a pipe, so that only a console writes to the terminal. Restored at the end.
 
     Yields:
-        The console, and a function. Call it with another one, which then gets each line that this process or its
-        children print. All of them end within the context.
+        The console, and a function that starts a thread. The thread calls the given function with each line that this
+            process or its children print. All of them must end within the context.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -211,6 +212,7 @@ def terminal_apart() -> Generator[tuple[Console, Callable[[Callable[[str], None]
     reader: list[threading.Thread] = []
 
     def start_reader(print_line: Callable[[str], None]) -> None:
+        """Start the thread that reads the pipe, and calls `print_line` with each line."""
         thread = threading.Thread(target=_print_lines, args=(os.fdopen(read, "rb"), print_line), daemon=True)
         reader.append(thread)
         thread.start()
@@ -233,6 +235,7 @@ def _restore(kept: tuple[int, int]) -> None:
 
 
 def _print_lines(pipe: BinaryIO, print_line: Callable[[str], None]) -> None:
+    """Print each line of a pipe until it is closed by all writers, and close it."""
     with pipe:
         for line in pipe:
             print_line(on_one_line(line.decode(errors="replace").rstrip("\n")))

@@ -41,6 +41,7 @@ def _name_nodes(names: Sequence[str]) -> str:
 
 
 def _describe_emulation(event: ev.JobStarted) -> str:
+    """Return that accelerator or experts are emulated, and with which time, or "" if not."""
     if seconds := event.emulated_micro_batch_s:
         return f"; the accelerator is EMULATED: {seconds:g} s per micro-batch"
     seconds = event.emulated_token_s
@@ -52,6 +53,7 @@ _CLOCK_OFF_S = 1.0
 
 
 def _describe_joined(joined: JoinedNode) -> str:
+    """Return a joined node with its workers' pids, and how far its clock is off if that matters."""
     off = joined.clock_off_s
     clock = f", its clock is {abs(off):.1f} s {'ahead' if off > 0 else 'behind'}" if abs(off) >= _CLOCK_OFF_S else ""
     return f"{joined.node} joined, workers {', '.join(map(str, joined.worker_pids))}{clock}"
@@ -68,6 +70,7 @@ def _describe_step(event: StepCommitted) -> str:
 
 
 def _describe_recovery(event: ev.Recovered) -> str:
+    """Return how a job recovered, how long it was down and its phases, and the bytes that moved."""
     parts = {
         "detect": event.detect_s,
         "decide": event.decide_s,
@@ -85,6 +88,7 @@ def _describe_checkpoint(event: ev.CheckpointSaved) -> str:
 
 
 def _describe_snapshot(event: ev.SnapshotSaved) -> str:
+    """Return the step, size and time of a snapshot, and that it has fewer copies than asked for, if so."""
     asked, given = event.fault_threshold.asked, event.fault_threshold.given
     few = f", each part on {given} nodes instead of {asked}" if given < asked else ""
     return f"snapshot of step {event.step}: {event.saved_bytes / 1e6:.1f} MB in {event.save_s:.2f} s{few}"
@@ -162,12 +166,14 @@ def _describe_memory(event: ev.MemorySampled) -> str:
 
 
 def _describe_stacks(event: ev.StacksTaken) -> str:
+    """Return which workers are suspected of a hang, how many waited, and where to read more."""
     waiting = sum(worker.waits for worker in event.workers)
     suspects = ", ".join(event.suspects) or "no worker in particular"
     return f"training stopped; suspected: {suspects}; {count_workers(waiting)} waited (holdfast explain {event.seq})"
 
 
 def _describe_end(event: ev.JobFinished) -> str:
+    """Return how a job ended: stopped or done, and why, with steps, samples and loss."""
     since = event.samples_since
     if 0 < since == event.steps and not event.resumable:
         return _describe_finished_before(event.steps)
@@ -295,7 +301,7 @@ class Rate:
         self._paused = False
 
     def on_event(self, event: ReadEvent) -> None:
-        """Count a step; the time of one that follows a pause is mostly the pause's."""
+        """Add a step, or start again at a pause. The first step after a pause is left out: it contains the pause."""
         if isinstance(event, _PAUSES):
             self._steps.clear()
             self._paused = True
@@ -351,7 +357,11 @@ class PlainProgress:
         self._has_trained = False
 
     def __call__(self, event: ReadEvent) -> None:
-        """Print an event, or count it for the next line of progress."""
+        """Print an event, or count a step for the next line of progress.
+
+        Details are only printed if `verbose`, and in a long row of skipped steps only the 1st, 2nd, 4th, 8th, ... Keep
+        the reason if the job fails.
+        """
         if self._every_s is not None:
             self._rate.on_event(event)
         if isinstance(event, StepCommitted):
@@ -375,6 +385,10 @@ class PlainProgress:
         self._print_line(describe_with_time(event))
 
     def _count(self, event: StepCommitted, every_s: float) -> None:
+        """Print a line of progress if the last one is at least `every_s` old by the job's clock.
+
+        It has the step, loss, rate, nodes and time left. A new line starts a new rate.
+        """
         if self._next_step_at - every_s <= event.time < self._next_step_at:
             return  # An earlier time than that of the last line comes from a clock that was set back.
         self._next_step_at = event.time + every_s

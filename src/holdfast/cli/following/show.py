@@ -45,7 +45,9 @@ class Shown:
 
 
 def run_shown(settings: LaunchSettings, job: RunJob, shown: Shown) -> int:
-    """Run a job and show how it goes.
+    """Run a job and show its progress: as JSON events, as a live panel if the terminal allows it, or as plain lines.
+
+    If the job failed, the reason is printed on stderr last.
 
     Returns:
         The job's exit code.
@@ -81,10 +83,17 @@ def _run_live(settings: LaunchSettings, job: RunJob, *, verbose: bool) -> tuple[
 def _run_for_json(
     settings: LaunchSettings, job: RunJob, print_line: Callable[[str], None], *, verbose: bool
 ) -> tuple[int, str]:
-    """Run with only events on stdout. The output of the workers goes to files."""
+    """Run with only events on stdout.
+
+    The output of the workers goes to files, and their ends are printed if the job fails.
+
+    Returns:
+        The exit code, and why the job failed ("" if it did not).
+    """
     progress = PlainProgress(warn, verbose=verbose)
 
     def pass_on(event: ReadEvent) -> None:
+        """Print an event as JSON on stdout, and its progress line on stderr."""
         print_line(event_json(event).decode())
         progress(event)
 
@@ -96,7 +105,10 @@ def _run_for_json(
 
 @contextlib.contextmanager
 def write_metrics_to(file: str, on_event: OnEvent) -> Generator[OnEvent]:
-    """Return a function that writes the values of each step to a file, and then passes the event on. "": no file."""
+    """Yield a function that writes the values of each step to a file, and then passes the event on. "": no file.
+
+    A file that cannot be written does not stop the job: it is reported, and tried again with later events.
+    """
     if not file:
         yield on_event
         return
@@ -135,7 +147,10 @@ class _RetryingWriter:
         self._why = ""
 
     def on_event(self, event: ReadEvent) -> None:
-        """Write the metrics of an event, after the events that wait."""
+        """Write the metrics of an event, after the events that wait. Events without metrics are ignored.
+
+        After an error, which is reported once, the event waits; beyond `_WAITING` events the oldest is dropped.
+        """
         if not isinstance(event, StepCommitted | Evaluated | RolledBack):
             return
         self._waiting.append(event)
@@ -152,7 +167,7 @@ class _RetryingWriter:
                 warn(f"holdfast: the metrics file {self._file} cannot be written: {self._why}; training goes on")
 
     def close(self) -> None:
-        """Write the events that wait, and report how many are missing."""
+        """Close the file, and report how many events it lacks: those that still wait, and those that were dropped."""
         try:
             self._writer.close()
         except OSError as error:
@@ -172,7 +187,7 @@ def event_json(event: ReadEvent) -> bytes:
 
 @contextlib.contextmanager
 def _worker_logs(settings: LaunchSettings) -> Generator[LaunchSettings]:
-    """Give the workers' output files of its own, in the job's folder where there is one."""
+    """Yield the settings with a folder for the workers' output: the job's own if it has one, else a temporary one."""
     settings.check()
     with tempfile.TemporaryDirectory(prefix="holdfast-logs-") as folder:
         logs = Path(settings.spec.output.log_dir) if settings.spec.output.log_dir else settings.job_dir or Path(folder)
@@ -181,14 +196,14 @@ def _worker_logs(settings: LaunchSettings) -> Generator[LaunchSettings]:
 
 
 def _show_tails(settings: LaunchSettings, code: int) -> None:
-    """Show the ends of the workers' files where the job did not end well."""
+    """Print the ends of the workers' files on stderr, unless the job ended well or was stopped."""
     if code not in (EXIT_DONE, EXIT_ENDED, EXIT_INTERRUPTED) and settings.log_folder is not None:
         for log in sorted(settings.log_folder.glob("*.log")):
             _tail(log)
 
 
 def _tail(log: Path) -> None:
-    """Show the end of a worker's output."""
+    """Print the last `_TAIL_LINES` lines of a worker's output on stderr, below its name."""
     lines = log.read_text(errors="replace").splitlines()[-_TAIL_LINES:]
     if lines:
         warn(f"--- {log.stem} ---")

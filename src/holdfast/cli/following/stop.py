@@ -71,7 +71,7 @@ def describe_saved(before: dict[str, Any], step: int | None) -> str:
 
 
 def _stop_pooled(pool: PoolClient, name: str, *, now: bool, no_wait: bool, as_json: bool) -> None:
-    """End a job of a pool. The job may still be in the queue."""
+    """End a job of a pool, which may still be in the queue. Wait for its end, unless `no_wait`, and print its state."""
     with pool as client:
         client.stop(name, now=now)
         job = retry_query(lambda: client.job(name))
@@ -104,7 +104,10 @@ def checkpoint(
 
 
 def _await_saved_after(client: CoordinatorClient, after: int, step: int) -> int:
-    """Wait until a later step is saved, and return it.
+    """Wait until a step after `step` is saved, and return it. A new coordinator is asked again.
+
+    Args:
+        after: number of the newest event before the request.
 
     Raises:
         JobFailedError: the job ended first.
@@ -122,10 +125,11 @@ def _await_saved_after(client: CoordinatorClient, after: int, step: int) -> int:
 def await_end(client: CoordinatorClient, before: dict[str, Any], *, save: bool) -> tuple[JobFinished, int | None]:
     """Wait until the job ends. Return its last event, and the step that was saved last, or None if no step was.
 
-    If the newest state was already saved, it is not saved again.
+    A new coordinator is asked again to end the job. If the newest state was already saved, it is not saved again.
 
     Args:
         before: its status before the request to end.
+        save: whether the job was asked to save.
 
     Raises:
         JobFailedError: the job failed, or its events do not say how it ended.

@@ -55,7 +55,10 @@ def audit_file(path: Path) -> AuditResult:
 
 
 def audit_as_text(result: AuditResult) -> Iterator[str]:
-    """Yield the result as people read it."""
+    """Yield the result as people read it: totals, proven and skipped samples, lost events, findings, and the verdict.
+
+    At most `MOST` skips and `MOST` findings are listed.
+    """
     facts = (count(result.events, "event"), count(result.steps, "step"), count(result.samples, "sample"))
     yield f"{on_one_line(result.job)}: {result.outcome}; {', '.join(facts)}"
     proven = count(result.proven, "step")

@@ -129,6 +129,7 @@ def _read_here(directory: str, content: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _write(output: Path, there: Path, content: Iterator[bytes]) -> None:
+    """Write the content to a file, completely or not at all. An error is a `BadInputError` that names --output."""
     try:
         LocalStorage(there.parent).write(there.name, content)
     except OSError as error:
@@ -136,6 +137,7 @@ def _write(output: Path, there: Path, content: Iterator[bytes]) -> None:
 
 
 def _export_torch(storage: Storage, name: CheckpointName, output: Path, *, model_only: bool) -> None:
+    """Write the state as a torch file in another process. If it fails, exit with its exit code."""
     arguments = [storage.where, name.folder, str(output), "model" if model_only else "all"]
     done = subprocess.run([sys.executable, "-m", _TORCH_FILE, *arguments], env=os.environ, check=False)
     if done.returncode:
@@ -143,6 +145,11 @@ def _export_torch(storage: Storage, name: CheckpointName, output: Path, *, model
 
 
 def _choose_checkpoint(storage: Storage, directory: str, step: int | None) -> CheckpointName:
+    """Return the newest checkpoint of a step, or of all steps for None.
+
+    Raises:
+        BadInputError: there is none; the message lists the newest steps.
+    """
     with _read_errors(directory):
         names = find_checkpoints(storage)
     found = [name for name in names if step in (None, name.step)]
@@ -154,6 +161,12 @@ def _choose_checkpoint(storage: Storage, directory: str, step: int | None) -> Ch
 
 
 def _describe(storage: Storage, name: CheckpointName, complete: bool) -> dict[str, Any]:
+    """Return what is printed of a checkpoint: name, size, parts.
+
+    `counts` is False, with a reason, if it is unfinished or damaged.
+
+    Only its manifest is read.
+    """
     row: dict[str, Any] = {
         "name": name.folder,
         "step": name.step,
@@ -176,7 +189,7 @@ def _describe(storage: Storage, name: CheckpointName, complete: bool) -> dict[st
 
 @contextmanager
 def _read_errors(directory: str) -> Generator[None]:
-    """Name the directory in the error if it cannot be read."""
+    """Turn an OSError into a `BadInputError` that names the directory."""
     try:
         yield
     except OSError as error:
@@ -184,6 +197,11 @@ def _read_errors(directory: str) -> Generator[None]:
 
 
 def _open_directory(directory: str) -> Storage:
+    """Return the storage at a path or URL.
+
+    Raises:
+        BadInputError: the path is not a folder.
+    """
     storage = storage_at(directory)
     if isinstance(storage, LocalStorage) and not storage.folder.is_dir():
         raise BadInputError(f"{directory} is not a folder: give a checkpoint directory")

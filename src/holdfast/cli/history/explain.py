@@ -89,7 +89,7 @@ def explain_command(
 
 
 def _explain_pooled(job: dict[str, Any], *, as_json: bool) -> None:
-    """Print why a job of a pool has no nodes, and how it could start."""
+    """Print why a job of a pool has no nodes, how it could start, the pool's reserve, and unfit nodes."""
     if as_json:
         print_json(job)
         return
@@ -123,7 +123,13 @@ def _print_unfit_nodes(job: Mapping[str, Any]) -> None:
 
 
 def _parse_arguments(what: str | None, file: str | None) -> tuple[int | None, Path | None]:
-    """Return the event's number and the file, or None for an argument that was left out."""
+    """Return the event's number and the file, or None for an argument that was left out.
+
+    A single argument may be either.
+
+    Raises:
+        BadInputError: two arguments were given, and the first one is not a number.
+    """
     if what is None or re.fullmatch("[0-9]{1,18}", what):
         return None if what is None else int(what), None if file is None else Path(file)
     if file is not None:
@@ -132,7 +138,10 @@ def _parse_arguments(what: str | None, file: str | None) -> tuple[int | None, Pa
 
 
 def _find_kept_journal(server: Server) -> Path | None:
-    """Return the kept journal of the job that ended last, or None if a matching job runs."""
+    """Return the kept journal of the job that ended last on this machine, and say so on stderr.
+
+    None if an address is given, a matching job runs, or no journal was kept.
+    """
     if server.address is not None:
         return None
     try:
@@ -148,6 +157,7 @@ def _find_kept_journal(server: Server) -> Path | None:
 
 
 def _read_condition(server: Server) -> JobCondition:
+    """Ask the coordinator for the status and all events of the job, and return its condition."""
     with server.client() as client:
         status = client.status()
         events = list(client.events())
@@ -203,6 +213,7 @@ def explanation_lines(found: Explanation) -> Iterator[str]:
 
 
 def _recovery_lines(found: Explanation) -> Iterator[str]:
+    """Yield how the job recovered, from which state, how many bytes moved, and why it was chosen."""
     source = f"state from: {found.state_source}" if found.state_source else "state"
     yield f"recovered by: {found.action}; {source}, {found.moved_bytes / 1e6:.1f} MB moved"
     if found.chosen:
@@ -210,6 +221,7 @@ def _recovery_lines(found: Explanation) -> Iterator[str]:
 
 
 def _failure_lines(failure: FailureDetected) -> Iterator[str]:
+    """Yield the lines about a failure: node and class, detector and delay, severity, position, and detail."""
     yield f"failed: {failure.node}: {failure.category or 'class not known'} ({failure.kind}), event {failure.seq}"
     detector = f"{failure.detector} ({_DETECTORS.get(failure.detector, 'not known')})"
     yield f"  seen after {failure.after_s:.3f} s by {detector}"
@@ -223,7 +235,7 @@ def _failure_lines(failure: FailureDetected) -> Iterator[str]:
 
 
 def _stack_lines(stood: StacksTaken) -> Iterator[str]:
-    """Yield which workers waited, and at which line of their program each one was."""
+    """Yield for each worker of a hang its phase, or the collective in which it waits; then the stacks."""
     for one in stood.workers:
         of = "" if one.micro_batch is None else f", micro-batch {one.micro_batch}"
         at = f"  {one.worker} is at '{one.phase}' of step {one.step}{of}"
@@ -244,7 +256,11 @@ def _count(number: int | None) -> str:
 
 
 def condition_lines(standing: JobCondition, file: Path | None = None) -> Iterator[str]:
-    """Yield where a job stands, line by line; `file`: its events, if they were read from one."""
+    """Yield the state of a job line by line: reason, newest step, awaited nodes, and the command that helps.
+
+    Args:
+        file: the file from which the events were read, or None.
+    """
     yield f"{standing.job} is {standing.state} since {time_of_day(standing.since)}, at step {standing.step}"
     if standing.why:
         yield f"why: {standing.why}"

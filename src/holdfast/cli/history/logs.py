@@ -72,6 +72,11 @@ def _name_nodes(nodes: Iterable[str] | None) -> str:
 
 
 def _find_log_folder(server: Server) -> Path:
+    """Return the folder with the output of the job's workers, as its pool or coordinator reports it.
+
+    Raises:
+        RefusedError: the job writes no files.
+    """
     if (pool := server.find_pool_of_job()) is not None:
         with pool as client:
             folder = client.job(server.job or "")["log_dir"]  # A job that has ended is included.
@@ -98,7 +103,12 @@ class Tails:
         self._rest: dict[Path, bytes] = {}
 
     def print_new_lines(self) -> int:
-        """Print the new lines. Return the number of files."""
+        """Print the complete lines that were added to the files since the last call.
+
+        Return the number of matching files.
+
+        A file that became shorter is printed again from its start.
+        """
         files = [path for path in sorted(self._folder.glob("*.*.log")) if self._is_wanted(path)]
         for path in files:
             with path.open("rb") as file:
@@ -121,6 +131,7 @@ class Tails:
         return place.isdecimal() and (not self._nodes or node in self._nodes)
 
     def _add(self, path: Path, data: bytes) -> None:
+        """Print the complete lines of new data, and keep the incomplete rest."""
         *lines, self._rest[path] = (self._rest.get(path, b"") + data).split(b"\n")
         for line in lines:
             self._print_line(path, line)

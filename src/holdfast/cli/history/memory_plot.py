@@ -43,14 +43,17 @@ def plot_memory(events: Sequence[ReadEvent], path: Path) -> None:
 
 
 def newest_change(events: Sequence[ReadEvent]) -> MemorySampled | None:
-    """Return the newest change with samples; if a node has taken another's place, the newest one of those."""
+    """Return the newest memory samples, of a move to another node if there was one; None without samples."""
     sampled = [event for event in events if isinstance(event, MemorySampled)]
     moves = [event for event in sampled if {"leaver", "joiner"} <= {node.role for node in event.nodes}]
     return max(moves or sampled, key=lambda event: event.time, default=None)
 
 
 def draw_memory(figure: Any, change: MemorySampled, start: float) -> None:
-    """Draw each node's memory, and below it its state's bytes per second; `start`: of the job, unix seconds."""
+    """Draw each node's memory over time, and below it the state that it sent and received per second.
+
+    At most `_NAMED_AT_MOST` nodes have a name. `start`: of the job, unix seconds.
+    """
     memory, moved = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     at = change.time - start
     seen = Counter[str]()

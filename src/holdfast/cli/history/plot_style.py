@@ -28,7 +28,7 @@ def add_legend(axes: Any) -> None:
 
 
 def save_figure(figure: Any, path: Path, option: str) -> None:
-    """Write a PNG.
+    """Write a PNG. Dollar signs in texts are not read as formulas.
 
     Args:
         option: which has named the file.

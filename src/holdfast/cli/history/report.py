@@ -55,7 +55,7 @@ def report(
 
 
 def print_report(summary: JobReport, console: Console) -> None:
-    """Print the summary as people read it."""
+    """Print the summary as people read it: totals, time by cause, notes, and a table with one row per recovery."""
     loss = f", loss {loss_text(summary.first_loss)} -> {loss_text(summary.final_loss)}"
     console.print(
         f"[bold]{escape(summary.job)}[/]: {summary.outcome} after {summary.elapsed_s:.1f} s; {summary.steps} steps, "
@@ -94,7 +94,7 @@ def _times(count: int) -> str:
 
 
 def _notes(summary: JobReport) -> Iterator[str]:
-    """Print the parts of the report that only some jobs have."""
+    """Yield the lines of the report that only some jobs have: emulation, skipped steps, moved experts."""
     if summary.emulated_token_s:
         yield f"expert computation was EMULATED: {summary.emulated_token_s:g} s per token forward, twice that backward"
     if summary.emulated_micro_batch_s:

@@ -76,7 +76,7 @@ def plot_events(events: Sequence[ReadEvent], path: Path) -> None:
 
 
 def _begins_after_pause(events: Sequence[ReadEvent]) -> set[int]:
-    """Return the `id` of each step that is the first one after a pause: between two runs, or for want of nodes."""
+    """Return the `id` of each step event that is the first one after a pause: a new run, or a wait for nodes."""
     found = set[int]()
     paused = restarted = False
     for event in events:
@@ -97,7 +97,7 @@ def _begins_after_pause(events: Sequence[ReadEvent]) -> set[int]:
 
 
 def _stretches(events: Sequence[ReadEvent], steps: Sequence[StepCommitted]) -> list[list[StepCommitted]]:
-    """Split the steps at the pauses."""
+    """Return the steps in lists, one for each stretch between pauses; one empty list without steps."""
     first = _begins_after_pause(events)
     stretches: list[list[StepCommitted]] = [[]]
     for step in steps:
@@ -108,6 +108,7 @@ def _stretches(events: Sequence[ReadEvent], steps: Sequence[StepCommitted]) -> l
 
 
 def _draw_throughput(axes: Any, stretches: Sequence[Sequence[StepCommitted]], start: float) -> None:
+    """Draw samples per second over time, with gaps at the pauses."""
     seconds: list[float] = []
     rates: list[float] = []
     for steps in stretches:
@@ -139,7 +140,10 @@ def _draw_nodes(axes: Any, events: Sequence[ReadEvent], start: float, end: float
 
 
 def _draw_step_times(axes: Any, events: Sequence[ReadEvent], start: float) -> None:
-    """Draw the seconds of each step, with the usual time, and the limits for late and failed."""
+    """Draw the seconds of each step on a logarithmic axis, with the usual time and the limits for late and failed.
+
+    The first step after a pause is left out.
+    """
     from matplotlib.ticker import LogLocator
 
     ledger = TimeLedger()
@@ -167,6 +171,7 @@ def _draw_step_times(axes: Any, events: Sequence[ReadEvent], start: float) -> No
 
 
 def _draw_loss(axes: Any, stretches: Sequence[Sequence[StepCommitted]], start: float) -> None:
+    """Draw the loss over time, with gaps at the pauses and at steps without a loss."""
     seconds: list[float] = []
     losses: list[float] = []
     for steps in stretches:
@@ -181,7 +186,7 @@ def _loss(step: StepCommitted) -> float:
 
 
 def _throughput(steps: Sequence[StepCommitted]) -> list[float]:
-    """Return the samples per second at each step but the first, over the last few steps."""
+    """Return the samples per second at each step but the first, over the last `WINDOW` steps."""
     rates: list[float] = []
     for place in range(1, len(steps)):
         first = max(0, place - WINDOW)
@@ -235,7 +240,10 @@ class _Label:
 
 
 def _labels(marks: Sequence[Mark], span: float) -> list[_Label]:
-    """Place the names of the marks so that none hides another: names without a place of their own are merged."""
+    """Return the marks' names with a row each, so that none hides another.
+
+    Names of marks that are close together are merged; so are names for which all `_LABEL_ROWS` rows are taken.
+    """
     together: list[_Label] = []
     for mark in sorted(marks, key=lambda mark: mark.second):
         share = mark.second / span if span > 0 else 0.0
@@ -278,7 +286,7 @@ def _draw_named_marks(panels: Sequence[Any], marks: Sequence[Mark], span: float)
 
 
 def _draw_many_marks(axes: Any, marks: Sequence[Mark]) -> None:
-    """Draw a short line at the top of a panel for each event: names would hide each other."""
+    """Draw a short line at the top of a panel for each event, by colour. Names would hide each other."""
     for colour, name in ((RED, "failures, waits"), (GREEN, "nodes join"), (BROWN, "other changes")):
         seconds = [mark.second for mark in marks if mark.colour == colour]
         if seconds:
@@ -293,6 +301,7 @@ def _who_joins(names: Sequence[str]) -> str:
 
 
 def _label(event: ReadEvent) -> tuple[str | None, str]:
+    """Return the name and colour of an event in the picture; the name is None if it is not shown."""
     match event:
         case FailureDetected():
             return f"{event.node} fails", RED
