@@ -26,7 +26,7 @@ async def serve_probes(host: str) -> asyncio.Server | None:
 
 
 async def connection_error(host: str, port: int, timeout_s: float = CONNECT_S) -> str:
-    """Return why no connection can be made to an address, or "" if one can."""
+    """Connect to an address, and close the connection. Return why that failed, also by a time-out, or ""."""
     try:
         async with asyncio.timeout(timeout_s):
             _, writer = await asyncio.open_connection(host, port)

@@ -140,7 +140,7 @@ def _on_system_exit(error: SystemExit, script: str) -> int:
 
 
 def _on_exception(error: BaseException, script: str) -> int:
-    """Print the script's part of the traceback, report the error, and return the exit code (another after Ctrl-C)."""
+    """Print the script's part of the traceback, report the error, and return 1, or `EXIT_INTERRUPTED` after Ctrl-C."""
     error.__traceback__ = _drop_outer_frames(error.__traceback__, script)
     traceback.print_exception(error)
     sys.stderr.flush()

@@ -214,7 +214,7 @@ def _redirect_output(streams: list[int]) -> None:
 
 
 def preload(names: list[str]) -> None:
-    """Import modules by name. A module that cannot be imported is reported, and left to the scripts."""
+    """Import modules by name. A missing module is skipped, and reported unless it belongs to holdfast."""
     for name in names:
         try:
             importlib.import_module(name)

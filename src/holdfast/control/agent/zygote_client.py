@@ -172,7 +172,7 @@ class ZygoteSupply:
             return self._client
 
     async def close(self) -> None:
-        """End the connection, and a zygote of our own."""
+        """End the connection, so that the zygote kills the workers, and end a zygote that this agent has started."""
         client, self._client = self._client, None
         if client is not None:
             client.close()

@@ -63,7 +63,7 @@ class SnapshotFetcher:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Stop fetching, and wait until the transfer in progress has ended."""
+        """Abort the transfer in progress, and wait for the end of the thread. Wanted parts are no longer fetched."""
         with self._changed:
             self._closed = True
             if self._reader is not None:
