@@ -59,7 +59,11 @@ def scale(
 
 
 def _missing(client: CoordinatorClient, size: int) -> int:
-    """Return how many nodes a job lacks of a size."""
+    """Return how many nodes a job lacks of a size. Standbys do not count.
+
+    Raises:
+        RefusedError: the job has more nodes than that.
+    """
     here = sum(not node["standby"] for node in client.status()["nodes"])
     if size < here:
         raise RefusedError(
@@ -130,7 +134,7 @@ def _describe_outcome(moved: Mapping[str, NodeMoved | NodeStayed | None], node: 
 
 
 def _print_forecast(server: Server, nodes: Sequence[str], to: Sequence[str], *, stays: bool, as_json: bool) -> None:
-    """Print the forecast of a move or a drain."""
+    """Print the forecast of a move (`stays`) or a drain by the coordinator: bytes, down time and reason per node."""
     with server.client() as client:
         forecast = client.forecast(nodes, to, stays=stays)
     if as_json:
@@ -207,7 +211,10 @@ def drain(
 
 
 def _drain_all_in_turn(client: CoordinatorClient, print_status: Callable[[str], None]) -> tuple[list[str], list[str]]:
-    """Drain each node and let it return, one after the other. Return the drained nodes, and the lost ones."""
+    """Drain each node and let it return, one after the other. Return the drained nodes, and the skipped ones.
+
+    A node that is gone, or lost on its return, is skipped. Each result is passed to `print_status`.
+    """
     names = [str(node["node"]) for node in client.status()["nodes"]]
     left: list[str] = []
     for done, name in enumerate(names, start=1):

@@ -73,7 +73,7 @@ class TraceOptions:
     ] = None
 
     def check_unused(self) -> None:
-        """Refuse what means nothing without a trace.
+        """Refuse options that have no effect without a trace.
 
         Raises:
             BadInputError: naming the option.
@@ -125,7 +125,10 @@ def run_through(
     director = TraceRun(window, speed, since=SystemClock().time())
 
     async def job(settings: LaunchSettings, on_event: OnEvent) -> int:
+        """Run the job with the trace, and keep the events since its start for the summary."""
+
         def noted(event: ReadEvent) -> None:
+            """Keep an event for the summary, and show it."""
             if event.time >= director.since:
                 events.append(event)
             shown(event)
@@ -144,6 +147,7 @@ def run_through(
 
 
 def _outcome(code: int, *, over: bool) -> str:
+    """Return how a replay ended, in words: the trace is over, the job is done, interrupted or failed."""
     if code == EXIT_DONE:
         return "trace over" if over else "job done"
     return "interrupted" if code in (EXIT_ENDED, EXIT_INTERRUPTED) else "job failed"
@@ -174,6 +178,11 @@ def read_window(trace: Path, begin: str | None, until: str | None) -> Window:
 
 
 def _trace_time(option: str, text: str | None) -> float | None:
+    """Return a time of the trace in seconds, or None for None.
+
+    Raises:
+        BadInputError: the text is not a duration; the message names the option.
+    """
     if text is None:
         return None
     try:
@@ -183,7 +192,7 @@ def _trace_time(option: str, text: str | None) -> float | None:
 
 
 def print_summary(summary: ReplaySummary, window: Window, speed: float) -> None:
-    """Print the summary as people read it."""
+    """Print how a replay ended, its steps, samples and loss, joined and lost nodes, recoveries, and down time."""
     lived = f"{min(window.seconds, summary.elapsed_s * speed):.0f} of {window.seconds:.0f} s of the trace, {speed:g}x"
     print_line(f"{summary.outcome} after {summary.elapsed_s:.1f} s ({lived})")
     undone = f", {summary.undone_steps} more were undone by roll-backs" if summary.undone_steps else ""

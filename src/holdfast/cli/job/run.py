@@ -144,6 +144,7 @@ def run(
         warn(f"holdfast: {warning}")
 
     async def job(settings: LaunchSettings, on_event: OnEvent) -> int:
+        """Run the job; write its metrics file and kept journal, and show the events of this run only."""
         settings.check()
         new = filter_this_run(settings.spec.output.events, on_event)
         with write_metrics_to(settings.spec.output.metrics_file, new) as told, kept_journal(journal, told) as kept:

@@ -131,6 +131,7 @@ def coordinator(
     nodes = settings.config.spec.nodes_to_begin
 
     def on_ready(entry: JobEntry) -> None:
+        """Print how many nodes the job waits for, and the command that starts one."""
         print_line(f"waiting for {nodes} node{'s' * (nodes > 1)}: holdfast agent --address {entry.url} -- SCRIPT")
 
     with lasting_output() as print_now, called_in_a_thread(print_now) as print_line:
@@ -158,7 +159,7 @@ def kept_store(job: JobSpec) -> str:
 
 
 def job_at(entry: JobEntry, print_status: Callable[[str], None]) -> str:
-    """Return the name of the job at an address; a coordinator that is not up yet is waited for.
+    """Return the name of the job at an address. Wait for a coordinator that is not up yet, and report each new reason.
 
     Raises:
         BadInputError: the coordinator refuses, for example the token. UntrustedError: TLS fails.

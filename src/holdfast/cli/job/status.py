@@ -58,7 +58,7 @@ def status(
 
 
 def _print_pooled(job: Answer, *, as_json: bool) -> None:
-    """Print the state of a pool's job that has no nodes, or has ended."""
+    """Print the state of a pool's job that has no nodes or has ended; if it failed, how to read its output."""
     if as_json:
         print_json(job)
         return
@@ -68,7 +68,10 @@ def _print_pooled(job: Answer, *, as_json: bool) -> None:
 
 
 def print_status(answer: Answer, console: Console, *, wide: bool) -> None:
-    """Print a job's status; `wide` may need more than 80 columns."""
+    """Print a job's status: progress, checkpoints, drained and quarantined nodes, and a table of nodes.
+
+    With `wide`, also addresses, GPUs, time by cause and experts, which may need more than 80 columns.
+    """
     lines = [*_summary(answer), *saving(answer), *drained(answer), *quarantined(answer)]
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -101,7 +104,7 @@ def print_status(answer: Answer, console: Console, *, wide: bool) -> None:
 
 
 def _summary(answer: Answer) -> Iterator[str]:
-    """Yield where the job stands."""
+    """Yield the lines about the job's state, step, loss, workers, awaited nodes, and share of time that trained."""
     facts = [f"{answer['job']}: {str(answer['state']).replace('_', ' ')}"]
     if answer.get("step"):
         last = answer.get("last_step")
@@ -118,7 +121,7 @@ def _summary(answer: Answer) -> Iterator[str]:
 
 
 def saving(answer: Answer) -> Iterator[str]:
-    """Yield which snapshot the nodes hold, and how often the job is saved."""
+    """Yield which snapshot is in the nodes' memory, and how often checkpoints are saved and why."""
     if held := answer.get("snapshot"):
         yield f"snapshot of step {held['step']} in memory, with {held['copies']} or more copies of each part"
     known: Answer | None = answer.get("saving")
@@ -150,10 +153,11 @@ def quarantined(answer: Answer) -> Iterator[str]:
 
 
 def _node_table(answer: Answer, *, columns: int | None) -> Table:
-    """Return one row for each node: members by rank, then standbys and others.
+    """Return a table with one row for each node: members by rank, then standbys and others.
 
     Args:
-        columns: The terminal's width. None adds all facts, and shows names in full.
+        columns: The terminal's width; if it is small, some columns are left out. None adds all facts, and shows names
+            in full.
     """
     wide, narrow = columns is None, columns is not None and columns < _NARROW
     longest_name = None if columns is None else max(columns * 3 // 10, _SHORTEST_NAME)
@@ -184,7 +188,7 @@ def _node_table(answer: Answer, *, columns: int | None) -> Table:
 
 
 def _gpu_table(answer: Answer) -> Table:
-    """Return one row for each GPU that the agents can read."""
+    """Return a table with one row for each GPU that the agents can read: memory, temperature, problems."""
     table = Table("node", "GPU", "name", "memory used", "temperature", "problems", box=None, pad_edge=False)
     table.header_style = "bold"
     for node in sorted(answer["nodes"], key=_order):
@@ -212,6 +216,7 @@ def _order(node: Answer) -> tuple[int, str]:
 
 
 def _state(node: Answer, ranks: Sequence[int]) -> str:
+    """Return the state of a node: standby, leaving, joining (no ranks yet), done or training."""
     if node.get("standby"):
         return "standby"
     if node.get("leaving"):
@@ -222,13 +227,14 @@ def _state(node: Answer, ranks: Sequence[int]) -> str:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
+    """Return the range of ranks, such as "4-7", a single rank, or "-" for none."""
     if not ranks:
         return "-"
     return str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}"
 
 
 def _notes(answer: Answer) -> dict[str, list[str]]:
-    """Return the notes for each node, by name."""
+    """Return the notes for each node that has any, by name: standby, leaving, slow workers, GPU problems."""
     notes: dict[str, list[str]] = {}
     nodes: Sequence[Answer] = answer["nodes"]
     for node in nodes:
@@ -262,7 +268,7 @@ def gpu_problems(gpu: Answer) -> list[str]:
 
 
 def slow_workers(answer: Answer) -> Iterator[tuple[str, str]]:
-    """Yield the node of each slow worker, and how slow it is."""
+    """Yield the node of each worker that computes or sends `SLOW` times as long as the others, and how slow it is."""
     for key, what in (("paces", "computing"), ("links", "sending")):
         scored: Sequence[Answer] = answer.get(key) or ()
         for one in scored:
@@ -274,7 +280,7 @@ def slow_workers(answer: Answer) -> Iterator[tuple[str, str]]:
 
 
 def _expert_table(layers: Sequence[Mapping[str, Sequence[int]]]) -> Table:
-    """Return the experts of each node by layer. Adjacent layers with the same placement share a row."""
+    """Return a table of the experts of each node by layer. Adjacent layers with the same placement share a row."""
     nodes = list(layers[0])
     table = Table("layer", *nodes, box=None, pad_edge=False, header_style="bold")
     first = 0

@@ -30,6 +30,7 @@ def await_left(client: CoordinatorClient, nodes: Collection[str]) -> None:
     """
 
     def left(status: dict[str, Any]) -> bool:
+        """Return whether none of the nodes is in the job or still draining."""
         here = {node["node"] for node in (*status["nodes"], *status["leaving"])}  # A lost node can still be draining.
         return here.isdisjoint(nodes)
 
@@ -48,6 +49,7 @@ def await_back(client: CoordinatorClient, name: str, after: int) -> bool:
     lost = False
 
     def settled(status: dict[str, Any]) -> bool:
+        """Return whether all workers of the node are in the current generation, or standbys, or the node is lost."""
         nonlocal lost
         node = next((node for node in status["nodes"] if node["node"] == name), None)
         if node is None:
@@ -80,6 +82,10 @@ def await_moved(
     moved: dict[str, NodeMoved | NodeStayed] = {}
 
     def settled(status: dict[str, Any]) -> bool:
+        """Report why nodes wait, and return whether each has moved, stayed, or is lost.
+
+        The events of the finished moves are added to `moved`.
+        """
         leaving = {one["node"]: one for one in status["leaving"] if one["node"] in nodes}
         for name, one in leaving.items():
             if waited.get(name) != one["waits_for"]:
@@ -104,6 +110,15 @@ def await_moved(
 
 
 def _await_status(client: CoordinatorClient, there: Callable[[dict[str, Any]], bool], what: str) -> None:
+    """Poll the job's status until `there` is true of it.
+
+    Args:
+        what: what is waited for, for the message.
+
+    Raises:
+        RefusedError: the job ended first.
+        UnreachableError: the coordinator has not answered for `_PATIENCE_S`.
+    """
     silent_since, status = None, dict[str, Any]()
     while True:
         try:

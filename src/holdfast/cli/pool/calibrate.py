@@ -90,6 +90,11 @@ def _print_nothing(_: str) -> None:
 
 
 def _sizes(text: str) -> tuple[int, int]:
+    """Return the least and most nodes of `MIN:MAX`; a single number is both.
+
+    Raises:
+        BadInputError: they are not numbers from 1 to 4096 in this order.
+    """
     first, colon, last = text.partition(":")
     least, most = first, last if colon else first
     if not (least.isdecimal() and most.isdecimal() and 1 <= int(least) <= int(most) <= 4096):
@@ -123,7 +128,10 @@ def _job_to_measure(spec: JobSpec, nodes: int) -> JobSpec:
 def _measure(
     client: PoolClient, spec: JobSpec, sizes: tuple[int, int], patience: float, *, print_status: Callable[[str], None]
 ) -> tuple[dict[str, Any], str]:
-    """Measure the sizes, and end the copy. Return the measurements, and why some are missing, or "" if none are."""
+    """Submit a copy of the job, measure its step time with each number of nodes, and end it.
+
+    Return the measurements so far, and why some are missing ("" if none are): errors and Ctrl-C do not lose them.
+    """
     found: dict[str, Any] = {}
     number = client.submit(spec)
     try:
@@ -146,7 +154,7 @@ def _measure(
 
 
 def _ask_for_size(client: PoolClient, name: str, more: int, size: int) -> bool:
-    """Ask for exactly this number of nodes if that many more are idle; return whether it was asked.
+    """Ask for exactly `size` nodes, if the `more` that the job lacks are idle. Return whether that was asked for.
 
     A policy that counts what jobs achieve does not give a job more nodes if it was slower with more. Nodes that other
     jobs have, or that are kept back for them, are not asked for.
@@ -161,7 +169,11 @@ def _ask_for_size(client: PoolClient, name: str, more: int, size: int) -> bool:
 
 
 def _await_size(client: PoolClient, name: str, number: int, size: int, patience: float, found: dict[str, Any]) -> str:
-    """Wait until steps with `size` nodes were measured. Return why they were not, or "" if they were."""
+    """Wait until steps with `size` nodes were measured. Return why they were not, or "" if they were.
+
+    The pool's measurements are put into `found`. The wait ends after `patience` seconds, or with submission `number` of
+    the job.
+    """
     until, asked = time.monotonic() + patience, False
     job: Mapping[str, Any] = {}
     while time.monotonic() < until:
@@ -182,6 +194,7 @@ def _await_size(client: PoolClient, name: str, number: int, size: int, patience:
 
 
 def _document(found: Mapping[str, Any], most: int) -> dict[str, Any]:
+    """Return the `[pace]` section: step times for 1 to `most` nodes (0: unknown), and the job's units of work."""
     step_s: Mapping[str, float] = found.get("step_s", {})
     known = [round(step_s.get(str(nodes), 0.0), 6) for nodes in range(1, most + 1)]
     while known and not known[-1]:
@@ -209,6 +222,7 @@ def _counted(found: Mapping[str, Any], given: OutputSpec) -> dict[str, float]:
 
 
 def _toml(document: Mapping[str, Any], counted: Mapping[str, float]) -> str:
+    """Return the measurements as TOML for the job's file: a section `[pace]`, and `[output]` with `counted`."""
     step_s = ", ".join(f"{seconds!r}" for seconds in document["step_s"])
     text = (
         f"[pace]\nstep_s = [{step_s}]\nmicro_batches = {document['micro_batches']}\nsamples = {document['samples']}\n"

@@ -33,7 +33,7 @@ def drain_of_pool(
 
 
 def _drain_nodes(pool: PoolClient, names: Sequence[str], *, no_wait: bool, as_json: bool) -> None:
-    """Drain nodes: their jobs leave them, and no job gets them."""
+    """Drain nodes of a pool, wait until no job has them unless `no_wait`, and print how to undo it."""
     with pool as client:
         client.drain(names)
         if not no_wait:
@@ -61,6 +61,8 @@ def _foresee_drain(pool: PoolClient, names: Sequence[str], *, as_json: bool) -> 
 def _roll_nodes(pool: PoolClient, job: str, *, as_json: bool) -> None:
     """Drain every node of a pool, or of one of its jobs, one after the other.
 
+    Nodes that are away or drained are left out.
+
     The next node follows once the one before is back: its agent was restarted, or a user has undrained it.
     """
     report: Callable[[str], None] = (lambda _: None) if as_json else print_line
@@ -77,7 +79,10 @@ def _roll_nodes(pool: PoolClient, job: str, *, as_json: bool) -> None:
 
 
 def _drain_and_await_return(client: PoolClient, name: str, report: Callable[[str], None]) -> None:
-    """Drain one node, and wait until it is back, under its own name or another."""
+    """Drain one node, and wait until it is back, under its own name or another. Undrain it if its agent was restarted.
+
+    Return at once if it has left the pool, or a user undrains it meanwhile.
+    """
     before = {node["node"]: node["session"] for node in retry_query(client.status)["nodes"]}
     try:
         client.drain([name])
@@ -126,6 +131,7 @@ def _await_without_job(client: PoolClient, names: Sequence[str], report: Callabl
 
 
 def _waiting_lines(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a line for each node that a job still uses without having started to leave it."""
     for name, node in found.items():
         if node["job"] and not node["leaving"]:
             yield f"{name} waits: job {node['job']} keeps it until it can do without, or another trains in its place"

@@ -79,7 +79,11 @@ def submit(
 
 
 def _follow(client: PoolClient, name: str, number: int, *, as_json: bool) -> int:
-    """Wait until a job ends, and print each change of its state. Return its exit code."""
+    """Wait until a job ends, and print each change of its state unless `as_json`. Return its exit code.
+
+    Raises:
+        JobFailedError: another submission has taken the job's name.
+    """
     before = ""
     while True:
         job = retry_query(lambda: client.job(name))
@@ -113,7 +117,7 @@ def jobs(as_json: AsJson = False, *, server: Server) -> None:
 
 
 def _line(job: Mapping[str, Any]) -> str:
-    """Return the state of a job in words."""
+    """Return the state of a job in words: its nodes and standbys if it runs, else the state and the reason."""
     state, nodes, why = job["state"], job["nodes"], job["why"]
     if state == "admitted":
         of = f" of {job['share']}" if len(nodes) != job["share"] else ""
@@ -169,13 +173,14 @@ def update(
 
 
 def _named_job(server: Server) -> str:
+    """Return the job of -j. Raises `BadInputError` without it."""
     if not server.job:
         raise BadInputError("no job is named: say which one is meant (-j NAME)")
     return server.job
 
 
 def _await_settled(client: PoolClient, name: str, passing: str, *, no_wait: bool, as_json: bool) -> None:
-    """Wait until a job is no longer in the state `passing`, and print its state."""
+    """Wait until a job is no longer in the state `passing`, unless `no_wait`, and print its state."""
     job = retry_query(lambda: client.job(name))
     while job["state"] == passing and not no_wait:
         time.sleep(POLL_S)

@@ -40,7 +40,7 @@ def nodes(as_json: AsJson = False, *, server: Server) -> None:
 
 
 def state_of(node: Mapping[str, Any]) -> str:
-    """Return the state of a node of a pool in words."""
+    """Return the state of a node of a pool in words: free, away, drained, or how its job uses it."""
     if not node["job"]:
         state = "free" if node["here"] else "away"
         return "drained" if node["drained"] else state
@@ -52,7 +52,10 @@ def state_of(node: Mapping[str, Any]) -> str:
 
 
 def move_together(pool: PoolClient, *, dry_run: bool, no_wait: bool, as_json: bool) -> None:
-    """Move a pool's jobs into fewer racks and zones, if that is worth the cost of the moves."""
+    """Move a pool's jobs into fewer racks and zones, if that is worth the cost, and print the moves.
+
+    Wait until they are done, unless `no_wait`. With `dry_run`, only print them.
+    """
     with pool as client:
         found = client.compact(dry_run=dry_run)
         while not (dry_run or no_wait) and retry_query(client.status)["moves_to_come"]:
@@ -73,7 +76,7 @@ def move_together(pool: PoolClient, *, dry_run: bool, no_wait: bool, as_json: bo
 
 
 def undrain_nodes(pool: PoolClient, names: Sequence[str], *, as_json: bool) -> None:
-    """Allow jobs to get these nodes again."""
+    """Allow jobs to get these nodes again, and print that."""
     pool.undrain(names)
     if as_json:
         print_json({"nodes": dict.fromkeys(names, True)})
@@ -83,7 +86,13 @@ def undrain_nodes(pool: PoolClient, names: Sequence[str], *, as_json: bool) -> N
 
 
 def scale_job(pool: PoolClient, name: str, size: str, *, as_json: bool) -> None:
-    """Set the most nodes that a job of a pool gets: `size`, or with `+` that many more than its share now."""
+    """Set the most nodes that a job of a pool gets: `size`, or with `+` that many more than its share now.
+
+    Print its state.
+
+    Raises:
+        RefusedError: the job needs more nodes than that.
+    """
     with pool as client:
         job = client.job(name)
         most = int(job["share"]) + int(size) if size.startswith("+") else int(size)

@@ -82,6 +82,11 @@ class PoolOptions:
 
     @property
     def _reserve(self) -> int | Literal["auto"]:
+        """Return the number of nodes to keep in reserve, or "auto".
+
+        Raises:
+            BadInputError: it is neither, or "auto" is given for another policy than waf.
+        """
         if self.reserve == "auto":
             if self.policy != "waf":
                 raise BadInputError(

@@ -53,6 +53,7 @@ def _parse_lost_node(node: str) -> dict[str, object]:
 
 
 def _add(nodes: str) -> dict[str, object]:
+    """Return the request to add this many nodes. Raises `BadInputError` if it is not a number in range."""
     if not nodes.isdecimal() or not 1 <= int(nodes) <= _MOST_ADDED:
         raise BadInputError(f"{nodes!r} is not a number of nodes to add: give 1 to {_MOST_ADDED}")
     return {"add": int(nodes)}
@@ -66,12 +67,14 @@ _ASKED: dict[str, Callable[[str], dict[str, object]]] = {"lose": _parse_lost_nod
 
 
 def _read_job(source: str) -> JobSpec:
+    """Return the job of a file, and warn if it is slower with more nodes."""
     described = with_script(job_spec(collect_job(source, (), (), {})), os.getcwd()).settled(os.getcwd())
     warn_of_pace(described)
     return described
 
 
 def _show(found: Mapping[str, Any]) -> None:
+    """Print the shares of the jobs now and after the change, starved jobs, and the worth of the plan if known."""
     print_line(f"{found['nodes_now']} nodes to share out now, {found['nodes']} then (policy {found['policy']})")
     table = Table("job", "nodes now", "then", "", box=None)
     worth = found["worth"]

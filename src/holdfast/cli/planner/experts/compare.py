@@ -83,10 +83,16 @@ _Policy = Callable[[FloatArray, IntArray | None], IntArray]
 
 
 def _policies(shape: EngineShape) -> dict[str, _Policy]:
+    """Return the compared policies by name: never moved, EPLB, and holdfast's with fault threshold 1 and the given one.
+
+    A policy takes loads `(L, E)` and the previous experts by slot (None at first), and returns the expert in each slot
+    `(L, slots)`. "2 %" limits the moves.
+    """
     threshold, budget = shape.fault_threshold, round(_BUDGET * shape.slots)
     eplb_shape = EplbShape(replicas=shape.slots, groups=shape.groups, nodes=shape.nodes, gpus=shape.gpus)
 
     def ours(loads: FloatArray, held: IntArray | None, *, f: int, most: int | None = None) -> IntArray:
+        """Return holdfast's expert in each slot, with fault threshold `f` and at most `most` moves per layer."""
         found: IntArray = rebalance_experts(
             loads,
             shape.slots,
@@ -112,7 +118,7 @@ def _policies(shape: EngineShape) -> dict[str, _Policy]:
 
 
 def _added_up(windows: FloatArray) -> FloatArray:
-    """Return `windows` `(T, L, E)`, neighbours added up where they are many."""
+    """Return `windows` `(T, L, E)`; if there are more than `_MOST_WINDOWS`, neighbours are added up."""
     if len(windows) <= _MOST_WINDOWS:
         return windows
     bounds = indices(_MOST_WINDOWS) * len(windows) // _MOST_WINDOWS
@@ -120,6 +126,10 @@ def _added_up(windows: FloatArray) -> FloatArray:
 
 
 def _figures(name: str, policy: _Policy, windows: FloatArray, shape: EngineShape) -> PolicyFigures:
+    """Run a policy over the windows, and return its figures: balance on its own and the next window, survival, moves.
+
+    Survival by number of lost nodes is the worst over the windows.
+    """
     held: IntArray | None = None
     planned: list[float] = []
     came: list[float] = []

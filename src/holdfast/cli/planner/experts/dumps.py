@@ -109,6 +109,7 @@ def _choose_table(path: Path, found: Any) -> _Table:
 
 
 def _named(found: Any) -> dict[str, _Table]:
+    """Return the arrays of a mapping by name, or {} if it is not a mapping."""
     if not isinstance(found, Mapping):
         return {}
     entries = cast(Mapping[Any, Any], found)
@@ -120,12 +121,14 @@ def _npy(data: bytes) -> _Table:
 
 
 def _as_array(data: bytes, kind: str) -> _Table:
+    """Return bytes as an array of a dtype; "bf16" becomes float32."""
     if kind == "bf16":
         return (np.frombuffer(data, dtype="<u2").astype(np.uint32) << 16).view(np.float32)
     return np.frombuffer(data, dtype=kind)
 
 
 def _safetensors(data: bytes) -> dict[str, _Table]:
+    """Return the tensors of a safetensors file by name. Raises `ValueError` if it is cut off."""
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > min(len(data) - 8, _LONGEST_HEADER):
         raise ValueError("it is cut off")
@@ -140,6 +143,11 @@ def _safetensors(data: bytes) -> dict[str, _Table]:
 
 
 def _pt(data: bytes) -> Any:
+    """Return the contents of a file by `torch.save`, without torch: tensors as arrays, and no other objects.
+
+    Raises:
+        ValueError: it is compressed, or older than torch 1.6. UnpicklingError: it contains other objects.
+    """
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         names = [name for name in archive.namelist() if name.endswith("/data.pkl")]
         if len(names) != 1:
@@ -170,7 +178,7 @@ class _Tensors(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it holds {module_name}.{global_name}, which is not a tensor")
 
     def persistent_load(self, pid: Any) -> _Table:
-        """Return a storage's numbers."""
+        """Return the numbers of a storage in the file. Raises `UnpicklingError` for anything else."""
         what, kind, key = pid[0], pid[1], pid[2]
         if what != "storage" or kind not in _STORAGES.values():
             raise pickle.UnpicklingError(f"it holds a {what}, which is not a storage")
@@ -178,7 +186,11 @@ class _Tensors(pickle.Unpickler):
 
 
 def _rebuild_tensor(storage: _Table, offset: int, size: tuple[int, ...], stride: tuple[int, ...], *_: Any) -> _Table:
-    """Return a tensor's numbers, in order; its place in the storage is checked."""
+    """Return a tensor's numbers as a new array.
+
+    Raises:
+        UnpicklingError: it does not lie within its storage, or has more than `_MOST_NUMBERS` numbers.
+    """
     last = offset + sum((length - 1) * step for length, step in zip(size, stride, strict=True))
     if min((offset, *size, *stride), default=0) < 0 or (0 not in size and last >= storage.size):
         raise pickle.UnpicklingError("a tensor is larger than its storage")

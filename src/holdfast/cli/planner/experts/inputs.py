@@ -62,7 +62,10 @@ def read_windows(path: Path, iteration: int | None) -> FloatArray:
 
 
 def _split_into_windows(document: Any, *, added_up: bool) -> Any:
-    """Return the loads in a document; SGLang's may hold a window for each step, by this name."""
+    """Return the loads in a JSON document: the value of `logical_count`, or the whole document.
+
+    With `added_up`, a table of three axes is summed over its windows. Values are checked later.
+    """
     if not isinstance(document, dict):
         return document
     found = cast(dict[str, Any], document).get("logical_count", document)
@@ -76,7 +79,12 @@ def _split_into_windows(document: Any, *, added_up: bool) -> Any:
 
 
 def _read_csv(path: Path) -> list[list[float]]:
-    """Read one line per layer; a first line without any number is a header."""
+    """Read the tokens of one layer per line. Blank lines are skipped; a first line without any number is a header.
+
+    Raises:
+        BadInputError: a cell is not a number, lines differ in length, the first column numbers the layers, or no layer
+            is there.
+    """
     text = _text("--loads", path)
     if "\0" in text:
         line = text[: text.index("\0")].count("\n") + 1
@@ -123,6 +131,7 @@ def _index_column(path: Path, line: int, name: str) -> str:
 
 
 def _number(cell: str) -> float | None:
+    """Return a number, or None if the text is not one."""
     try:
         return float(cell)
     except ValueError:
@@ -153,6 +162,7 @@ def _text(option: str, path: Path) -> str:
 
 
 def _json(option: str, path: Path) -> Any:
+    """Read a JSON file. Raises `BadInputError` that names the line or the option."""
     try:
         return json.loads(_text(option, path))
     except json.JSONDecodeError as error:
@@ -166,7 +176,13 @@ def _json(option: str, path: Path) -> Any:
 
 
 def read_racks(path: Path, nodes: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Read the rack of each node, in node order: a JSON list of names, or one name per line; numbered 0, 1, ..."""
+    """Read the rack of each node, in node order: a JSON list of names, or one name per line.
+
+    Return them numbered 0, 1, ...
+
+    Raises:
+        BadInputError: the file is not such a list, or has another length than `nodes`.
+    """
     given = _json("--racks", path) if path.suffix == ".json" else _text("--racks", path).split("\n")
     listed = cast(list[object], given) if isinstance(given, list) else [None]
     if not all(isinstance(name, str | int) for name in listed):
@@ -194,7 +210,11 @@ def read_rates(path: Path, nodes: int) -> FloatArray | None:
 
 
 def parse_slots(text: str, nodes: int | None) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Read slots per node: one number for all `nodes`, or one each."""
+    """Return the slots of each node `(nodes,)` from one number for all `nodes`, or a list such as `6,6,4`.
+
+    Raises:
+        BadInputError: it is not that, or one number is given without `nodes`.
+    """
     try:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:
@@ -207,7 +227,11 @@ def parse_slots(text: str, nodes: int | None) -> np.ndarray[Any, np.dtype[np.int
 
 
 def parse_weights(text: str) -> dict[int, float]:
-    """Read shares of the numbers of lost nodes: `1:0.7,2:0.2,4:0.1`."""
+    """Return the shares of the numbers of lost nodes from `1:0.7,2:0.2,4:0.1`.
+
+    Raises:
+        BadInputError: a part is not `LOST:SHARE`, or a number occurs twice.
+    """
     shares: dict[int, float] = {}
     for part in text.split(","):
         lost, colon, share = part.partition(":")

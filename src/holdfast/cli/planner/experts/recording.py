@@ -50,7 +50,11 @@ def read_all(path: Path) -> _Table:
 
 
 def _read(path: Path) -> dict[str, _Table]:
-    """Return the arrays that matter, by name, tokens among them; whatever a file holds instead is said in one line."""
+    """Return the arrays `tokens` and, if present, `iterations` of an .npz file.
+
+    Raises:
+        BadInputError: the file cannot be read, is not such a file, or lacks `tokens`.
+    """
     try:
         with open_given(path) as file:
             # Looked at first: np.load takes single arrays and pickles too, whatever the name.

@@ -145,7 +145,7 @@ def _front(front: list[Option], weights: FloatArray) -> list[str]:
 
 
 def _table(curves: dict[str, RecoveryCurve]) -> list[str]:
-    """Return the curves side by side, down to where all are 0."""
+    """Return the probabilities of survival side by side, one row per number of lost nodes, until all are 0."""
     rows = ["  lost  " + "  ".join(f"{name:>8}" for name in curves)]
     longest = max(int(np.flatnonzero(curve.probability)[-1]) for curve in curves.values())
     for lost in range(1, min(longest + 2, next(iter(curves.values())).probability.size)):

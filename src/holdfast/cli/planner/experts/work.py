@@ -97,6 +97,7 @@ def run(request: PlanRequest) -> None:
     rates = None if request.failure_rates is None else read_rates(request.failure_rates, count)
 
     def plan_by(strategy: Strategy) -> Plan:
+        """Return the plan by a strategy. Raises `BadInputError` if the slots do not suffice."""
         plan = make_plan(
             tokens,
             per_node,
@@ -134,7 +135,7 @@ def run(request: PlanRequest) -> None:
 
 
 def _compare(request: PlanRequest, per_node: IntArray) -> None:
-    """Print what EPLB and ours make of a recording."""
+    """Print the figures of EPLB and of holdfast on a recording. Raises `BadInputError` if nodes differ in slots."""
     if request.compare != "eplb":
         raise BadInputError(f"--compare {request.compare}: there is eplb to compare with")
     if (per_node != per_node[0]).any():
@@ -162,7 +163,7 @@ def _front(
     weights: FloatArray | None,
     rates: FloatArray | None,
 ) -> list[Option]:
-    """Return the placements between the safest and the most even one."""
+    """Return the placements between the safest and the most even one, of which no other is better in both."""
     allocation = allocate(tokens, slots, fault_threshold=threshold)
     if isinstance(allocation, Shortage):
         raise BadInputError(str(allocation))

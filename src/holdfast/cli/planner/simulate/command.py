@@ -73,6 +73,7 @@ def simulate(
 def _show_pool(
     nodes: int | None, hours: float | None, seed: int, pool: PoolTrace, case: FleetCase, *, as_json: bool
 ) -> None:
+    """Simulate the jobs of a pool through a trace, with each chosen policy, and print the results."""
     from holdfast.cli.planner.simulate.pools import read_systems, read_tasks, read_trace_of, show_pool
 
     assert pool.availability is not None

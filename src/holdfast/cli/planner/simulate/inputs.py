@@ -44,6 +44,11 @@ def read_case(
 
 
 def _refuse_what_has_no_effect(said: Mapping[str, Given], drawing: Mapping[str, float | None]) -> None:
+    """Refuse a size, keys and options that do not change what --scale shows.
+
+    Raises:
+        BadInputError: one of them is given; the message names it.
+    """
     sizes = f"jobs of {SIZES[0]} to {SIZES[-1]:,} nodes"
     if size := said.get("nodes"):
         raise BadInputError(f"{size.name} is {size.value}: --scale shows {sizes}; leave one of them out")
@@ -67,6 +72,11 @@ def _given_hardware(path: Path) -> dict[str, Given]:
 
 
 def _values(file: HardwareFile) -> dict[str, float]:
+    """Return the keys of a case that a hardware file sets: nodes, workers, racks, MTBF, MTTR and checkpoint times.
+
+    Raises:
+        BadInputError: nodes do not divide a rack.
+    """
     cluster, failures = file.cluster, file.failures
     node_gpus, mtbf = node_of(cluster, failures, file.standbys)
     if cluster.gpus_per_rack % node_gpus:

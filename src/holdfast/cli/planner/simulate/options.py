@@ -88,7 +88,7 @@ class PoolTrace:
     ] = None
 
     def check_unused(self) -> None:
-        """Refuse what means nothing without a trace.
+        """Refuse --policy and --job, which have no effect without a trace.
 
         Raises:
             BadInputError: naming the option.

@@ -96,6 +96,11 @@ def read_tasks(files: Sequence[Path], nodes: int) -> list[FleetTask]:
 
 
 def _task(path: Path) -> FleetTask:
+    """Return the job of a job.toml file, with its step time for each number of nodes.
+
+    Raises:
+        BadInputError: the file lacks measured step times or the FLOP of a sample.
+    """
     spec = job_spec(read_toml(path, JobSpec))
     pace = spec.pace
     pace.check()
@@ -140,7 +145,7 @@ def read_systems(names: str | None, case: FleetCase) -> list[System]:
 
 
 def show_pool(tasks: Sequence[FleetTask], trace: FleetTrace, systems: Sequence[System], *, as_json: bool) -> None:
-    """Simulate, and print the results.
+    """Simulate the jobs with each system, and print a table of results with its assumptions.
 
     Raises:
         BadInputError: there are too few nodes for the jobs.
@@ -165,6 +170,7 @@ _HEADERS = ["policy", "accumulated WAF", "share", "of the first's", "stopped", "
 
 
 def _row(name: str, lived: PoolResult, most: float, first: PoolResult) -> list[str]:
+    """Return the table's cells for a system: WAF, its share of `most`, WAF relative to the first system, and stops."""
     beside = f"{lived.total / first.total:.4f}" if first.total else "-"
     stopped, short = (duration(sum(times.values()) / 3600) for times in (lived.stopped_s, lived.short_s))
     return [name, f"{lived.total:.4g}", percent(lived.total / most, 2), beside, stopped, short, f"{lived.hits:,}"]

@@ -28,7 +28,7 @@ WORDS = {
 
 
 def show_forecast(case: FleetCase, settings: SimulationSettings, *, as_json: bool) -> None:
-    """Simulate, and print the results."""
+    """Simulate live recovery and restarts, and print ETTR, goodput, use of the time, and parts of a recovery."""
     found = forecast(case, settings)
     if as_json:
         print_json(_document(case, settings, found))
@@ -63,6 +63,7 @@ def show_scale(case: FleetCase, *, as_json: bool) -> None:
 
 
 def _heading(case: FleetCase) -> str:
+    """Return the size of the job, and how often nodes, racks and the job fail, in words."""
     standbys = f" and {case.standbys:,} standbys" if case.standbys else ""
     mtbf, mttr, often = (duration(hours) for hours in (case.mtbf_hours, case.mttr_hours, 1 / case.failures_per_hour))
     lines = [f"{case.nodes:,} nodes{standbys}; each fails every {mtbf} and is back after {mttr}, on average;"]
@@ -81,6 +82,7 @@ def _pair(value: Estimate, scale: float = 100.0, digits: int = 2) -> list[str]:
 
 
 def _summary(found: Forecasts) -> str:
+    """Return a table of ETTR, goodput, failures and roll-backs of live recovery and restarts."""
     live, restarts = found.live, found.restarts
     rows = [
         ["ETTR, % of time that trains", *_pair(live.ettr), *_pair(restarts.ettr)],
@@ -93,6 +95,7 @@ def _summary(found: Forecasts) -> str:
 
 
 def _losses(found: Forecasts) -> str:
+    """Return a table of the share of time by cause, for live recovery and restarts."""
     nothing = Estimate(mean=0.0, low=0.0, high=0.0)
     rows = [
         [
@@ -112,6 +115,7 @@ def _recovery(live: Forecast) -> str:
 
 
 def _verdict(found: Forecasts) -> str:
+    """Return in words what costs most, and how live recovery compares with restarts."""
     live, restarts = found.live, found.restarts
     if not live.failures.mean:
         return "Nothing failed: simulate more hours."

@@ -109,6 +109,7 @@ def periods_text(plan: PeriodPlan) -> str:
 
 
 def _either(option: str, given: float | None, known: object) -> float:
+    """Return the option's value, or else the one of the file. Raises `BadInputError` if neither is given."""
     value = known if given is None else given
     if not isinstance(value, int | float):
         raise BadInputError(f"{option}: is missing; give it, or a CLUSTER.toml that says it")
@@ -116,6 +117,7 @@ def _either(option: str, given: float | None, known: object) -> float:
 
 
 def _job_mtbf_hours(file: CaseFile) -> float:
+    """Return the mean time between interruptions of the job in hours, with the best sparing strategy."""
     evaluation = evaluate(file.case)
     best = evaluation.strategies[int(evaluation.best)]
     pool = block_pool(file.case, best.strategy, best.block_mtbf_hours)
@@ -124,6 +126,11 @@ def _job_mtbf_hours(file: CaseFile) -> float:
 
 
 def _periods(rate: float, times: dict[str, float], configured: float | None) -> list[dict[str, float | str]]:
+    """Return a row for each checkpoint period: best (both clocks), Young, Daly, and the configured one if there is one.
+
+    Each has the method, the period in seconds, and the wasted share with the failure clock frozen and running. `rate`:
+    failures per second.
+    """
     save, detect, restart = times["save"], times["detect"], times["restart"]
 
     def best(clock: FailureClock) -> float:

@@ -120,6 +120,7 @@ def _observed(fit: TraceFit, trace: FailureTrace) -> str:
 
 
 def _fit_text(fit: TraceFit, trace: FailureTrace) -> str:
+    """Return the fit as text: MTBF and MTTR with intervals, and how far gaps and repairs are from exponential."""
     censored = f"; {fit.open_repairs} repairs had not ended" if fit.open_repairs else ""
     rows = [
         ["MTBF per node", f"{fit.mtbf_hours.mean:,.1f} h", _interval(fit.mtbf_hours), _interval(fit.mtbf_bursty_hours)],
@@ -163,6 +164,7 @@ def _cell(value: Estimate) -> str:
 
 
 def _consequence_text(outcome: TraceConsequence, of: str) -> str:
+    """Return a table of goodput by strategy, by the closed form and simulated with the trace, and the verdict."""
     failures = outcome.case.failures
     headers = ["strategy", "R/zone", "closed form", *(reality.name for reality in outcome.realities)]
     rows = [
@@ -207,6 +209,7 @@ def _hours(mtbf: Floats) -> str:
 
 
 def _consequence_words(outcome: TraceConsequence) -> list[str]:
+    """Return the recommended strategy, how it does in each simulation, and whether other spare counts do better."""
     best = outcome.strategies[outcome.best_closed_form]
     lines = [f"The closed form recommends {best.strategy.label} with {best.spare_blocks} spare blocks per zone."]
     for index, reality in enumerate(outcome.realities):
@@ -233,6 +236,7 @@ def _fit_json(fit: TraceFit) -> dict[str, Any]:
 
 
 def _consequence_json(outcome: TraceConsequence) -> dict[str, Any]:
+    """Return interruptions, goodput by strategy in GPUs, and the best strategies (indices), for JSON."""
     names = [reality.name for reality in outcome.realities]
     found = outcome.interruptions
     return {

@@ -49,6 +49,7 @@ def best_map(
 
 
 def _span(option: str, text: str) -> tuple[float, float]:
+    """Return the two numbers of FROM:TO. Raises `BadInputError` unless 0 < FROM < TO."""
     try:
         low, high = (float(part) for part in text.split(":"))
     except ValueError:

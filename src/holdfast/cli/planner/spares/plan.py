@@ -66,6 +66,7 @@ def _json(file: CaseFile | None, planned: Standbys | None, periods: PeriodPlan |
 
 
 def _text(file: CaseFile | None, planned: Standbys | None, periods: PeriodPlan | None) -> list[str]:
+    """Return the paragraphs of the plan: strategies, warm standbys, checkpoint periods, without those not asked for."""
     parts: list[str] = []
     if file is not None:
         parts.append(evaluation_text(file.case, evaluate(file.case)))
@@ -77,6 +78,7 @@ def _text(file: CaseFile | None, planned: Standbys | None, periods: PeriodPlan |
 
 
 def _draw(file: CaseFile, folder: Path) -> None:
+    """Draw use of the GPU time, and goodput by spare blocks, into PNGs of a folder; report each file on stderr."""
     from holdfast.cli.planner.spares.plots import plot_losses, plot_spare_blocks
 
     evaluation = evaluate(file.case)

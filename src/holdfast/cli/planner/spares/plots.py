@@ -20,6 +20,7 @@ from holdfast.planning.special import FloatArray
 
 
 def _figure(title: str, width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:
+    """Return a new figure (size in inches) and its axes."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -32,6 +33,7 @@ def _figure(title: str, width: float, height: float, rows: int = 1, columns: int
 
 
 def _save(figure: Any, directory: Path, name: str) -> Path:
+    """Write a figure into a PNG of the folder, which is made if missing; close the figure, and return the path."""
     from matplotlib import pyplot
 
     path = directory / name
@@ -115,6 +117,7 @@ def plot_maps(maps: list[SensitivityMap], case: SparingCase, directory: Path) ->
 
 
 def _draw_map(panel: Any, one: SensitivityMap) -> None:
+    """Draw which strategy is best at each MTBF and MTTR, with borders and labels. Grey: no goodput."""
     best = one.best
     count = len(one.strategies)
     from matplotlib.colors import ListedColormap

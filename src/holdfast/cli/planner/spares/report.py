@@ -49,7 +49,7 @@ def estimate_json(value: Estimate) -> dict[str, float]:
 
 
 def duration(hours: float) -> str:
-    """Return hours in the unit that reads best."""
+    """Return hours in the unit that reads best, from seconds to years, with three digits."""
     if hours < 1 / 30:
         return f"{3600 * hours:.3g} s"
     if hours < 2:
@@ -124,6 +124,7 @@ def _evaluation_row(case: SparingCase, outcome: StrategyGoodput) -> list[str]:
 
 
 def _recommendation(case: SparingCase, evaluation: Evaluation, best: StrategyGoodput) -> list[str]:
+    """Return the best strategy, its spares and losses, and its lead over the second best, in lines."""
     goodput = float(best.goodput_gpus)
     zones, spares = case.cluster.zones, int(best.spare_blocks)
     stranded = f", {zones * int(best.stranded_blocks)} of them stranded by placement" if best.stranded_blocks else ""
@@ -145,6 +146,7 @@ def _recommendation(case: SparingCase, evaluation: Evaluation, best: StrategyGoo
 
 
 def _loss_words(case: SparingCase, best: StrategyGoodput, lost: Losses) -> list[str]:
+    """Return how the GPU time that does not train is lost, one line for each cause, largest first."""
     lines = [f"Where the other {percent(1.0 - float(best.cett))} of the GPU time:"]
     for name, share in sorted(lost.items(), key=lambda item: -float(item[1])):
         gpus = float(share) * case.cluster.gpus

@@ -63,6 +63,11 @@ def planned_standbys(file: CaseFile, options: StandbyOptions) -> tuple[StandbyCa
 
 
 def _standby_case(file: CaseFile, down_with: float | None, down_without: float | None) -> StandbyCase:
+    """Return the case for planning standbys. Options replace the file's down times (seconds).
+
+    Raises:
+        BadInputError: a down time is missing, or the nodes do not make up the cluster.
+    """
     section, cluster, failures = file.standbys, file.case.cluster, file.case.failures
     node_gpus, mtbf = node_of(cluster, failures, section)
     if cluster.gpus // node_gpus > _MOST_NODES:
@@ -94,6 +99,7 @@ def _row(plan: StandbyPlan, count: int) -> dict[str, float | int]:
 
 
 def _shown(plan: StandbyPlan) -> list[int]:
+    """Return the numbers of standbys for the table: around the best number, and the most that still pay."""
     best, top = plan.best, plan.standbys.size - 1
     steps = {0, 1, best // 4, best // 2, 3 * best // 4, best - 1, best, best + 1, 2 * best, plan.most_that_pay}
     return sorted(count for count in steps if 0 <= count <= top)
@@ -111,6 +117,7 @@ def standbys_json(case: StandbyCase, plan: StandbyPlan) -> dict[str, object]:
 
 
 def standbys_text(case: StandbyCase, plan: StandbyPlan) -> str:
+    """Return a table of job stops and goodput by number of standbys, and the recommended number."""
     rows = [
         [
             f"{count:,}",
@@ -136,6 +143,7 @@ def _is_hopeless(case: StandbyCase, plan: StandbyPlan) -> bool:
 
 
 def _verdict(case: StandbyCase, plan: StandbyPlan) -> str:
+    """Return the best number of standbys and its gain, or why none pays."""
     if _is_hopeless(case, plan):
         left = percent(float(plan.goodput_nodes[plan.best]) / case.nodes, 1)
         return (

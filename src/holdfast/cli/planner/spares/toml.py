@@ -106,6 +106,7 @@ def read_hardware(path: Path) -> HardwareFile:
 
 
 def _read(path: Path, made_of: Callable[[dict[str, Any]], T]) -> T:
+    """Read a TOML file, check its section names, and return `made_of` of it. Errors name the file."""
     document = load_toml(path)
     try:
         for name in document:
@@ -116,7 +117,7 @@ def _read(path: Path, made_of: Callable[[dict[str, Any]], T]) -> T:
 
 
 def number(key: str, value: Any) -> float:
-    """Return a TOML number as float."""
+    """Return a TOML number as float. Raises `BadInputError` for other values and sizes beyond `LEAST` or `MOST`."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise BadInputError(f"{key} = {shorten(value)}: must be a number")
     if not abs(value) <= MOST:
@@ -127,7 +128,7 @@ def number(key: str, value: Any) -> float:
 
 
 def integer(key: str, value: Any) -> int:
-    """Return a TOML integer."""
+    """Return a TOML integer. Raises `BadInputError` for other values, or beyond `MOST`."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise BadInputError(f"{key} = {shorten(value)}: must be a whole number")
     if abs(value) > MOST:
@@ -136,9 +137,10 @@ def integer(key: str, value: Any) -> int:
 
 
 def choice(kind: type[E]) -> Callable[[str, Any], E]:
-    """Return a reader of one of an enumeration's values."""
+    """Return a function that reads one of an enumeration's values, or raises `BadInputError` with all of them."""
 
     def read(key: str, value: Any) -> E:
+        """Return the member with this value. Raises `BadInputError` that names the key."""
         try:
             return kind(value)
         except ValueError:
@@ -224,6 +226,7 @@ def _hardware(document: dict[str, Any]) -> HardwareFile:
 
 
 def _case_file(document: dict[str, Any]) -> CaseFile:
+    """Return the whole case of a document. Raises `BadInputError` for a missing or wrong key."""
     hardware = _hardware(document)
     case = SparingCase(
         cluster=hardware.cluster,
@@ -238,6 +241,11 @@ def _case_file(document: dict[str, Any]) -> CaseFile:
 
 
 def _recovery(document: dict[str, Any], checkpoint: Checkpoint | None) -> RecoveryScheme:
+    """Return the recovery scheme, by default synchronous checkpoints.
+
+    Raises:
+        BadInputError: a key does not belong to the scheme, or its own key or the checkpoint section is missing.
+    """
     given = _section(document, "recovery", RECOVERY, ("scheme",)) if "recovery" in document else {}
     scheme = given.pop("scheme", Scheme.SYNCHRONOUS)
     own = {Scheme.SEMI_SYNCHRONOUS: "loss_limit_zones", Scheme.ELASTIC: "down_seconds"}.get(scheme)
@@ -254,6 +262,7 @@ def _recovery(document: dict[str, Any], checkpoint: Checkpoint | None) -> Recove
 
 
 def _strategies(document: dict[str, Any]) -> tuple[SparingStrategy, ...]:
+    """Return the strategies, at least one. Raises `BadInputError` that names the wrong one by index."""
     given = document.get("strategy", [])
     tables = cast(list[object], given) if isinstance(given, list) else []
     if not tables:
@@ -276,12 +285,18 @@ def _optional(
 
 
 def _section(document: dict[str, Any], name: str, readers: dict[str, Reader], needed: Iterable[str]) -> dict[str, Any]:
+    """Return the checked values of a section. Raises `BadInputError` if it is missing or wrong."""
     if name not in document:
         raise BadInputError(f"{name}: this section is missing")
     return _values(name, document[name], readers, needed)
 
 
 def _values(name: str, table: Any, readers: dict[str, Reader], needed: Iterable[str]) -> dict[str, Any]:
+    """Return the checked values of a table by key.
+
+    Raises:
+        BadInputError: it is not a table, has an unknown key, lacks one of `needed`, or a value is wrong.
+    """
     if not isinstance(table, dict):
         raise BadInputError(f"{name} = {shorten(table)}: must be a section")
     values = cast(dict[str, Any], table)

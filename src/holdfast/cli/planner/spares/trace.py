@@ -61,6 +61,7 @@ class _Failures:
     unix_offset_s: float = 0.0
 
     def add(self, node: str, start_s: float, end_s: float, line: int) -> None:
+        """Add a failure from start to end, in seconds by the file's clock; `line`: of the file."""
         self.node.append(node)
         self.start_s.append(start_s)
         self.end_s.append(end_s)
@@ -139,7 +140,12 @@ def _mapped(columns: Sequence[str]) -> dict[str, str]:
 
 
 def _find_start(failures: _Failures, since: str | None) -> float:
-    """Return when the observation begins, by the file's clock."""
+    """Return when the observation begins, by the file's clock: `since`, the first add event, or the first failure.
+
+    Raises:
+        BadInputError: `since` is neither date nor number, is a date for a clock without dates, or is after the first
+            failure.
+    """
     first = min(failures.start_s, default=0.0)
     if since is None:
         return first if failures.begin_s is None else failures.begin_s
@@ -185,6 +191,7 @@ def _rack_codes(failures: _Failures, names: Sequence[str]) -> IntArray:
 
 
 def _read(path: Path, system: int | None, mapped: dict[str, str]) -> _Failures:
+    """Read a CSV file, unpacked if it ends in .gz. Raises `BadInputError`, also if it is not text."""
     try:
         with open_given(path) as file:
             raw = file.read()
@@ -199,6 +206,11 @@ def _read(path: Path, system: int | None, mapped: dict[str, str]) -> _Failures:
 
 
 def _failures(rows: csv.DictReader[str], system: int | None, mapped: dict[str, str]) -> _Failures:
+    """Return the failures of a file in one of the known layouts, which its columns decide.
+
+    Raises:
+        BadInputError: no layout fits, or --map or --system does not.
+    """
     columns = set(rows.fieldnames or ())
     for key, column in mapped.items():
         if column not in columns:
@@ -231,6 +243,7 @@ def _check_whole(rows: csv.DictReader[str]) -> Iterator[Row]:
 
 
 def _outages(rows: csv.DictReader[str], names: Mapping[str, str]) -> _Failures:
+    """Read one failure per line, with its start, end (may be empty), node, and optional rack and scope."""
     failures = _Failures()
     for row in _check_whole(rows):
         node, open_ = row[names["node"]], not row[names["end"]].strip()
@@ -253,6 +266,7 @@ def _outages(rows: csv.DictReader[str], names: Mapping[str, str]) -> _Failures:
 
 
 def _events(rows: csv.DictReader[str]) -> _Failures:
+    """Read "add" and "remove" events in order of time: a failure lasts from remove to the next add of a node."""
     failures = _Failures()
     down: dict[str, int] = {}
     up: set[str] = set()
@@ -279,6 +293,11 @@ def _events(rows: csv.DictReader[str]) -> _Failures:
 
 
 def _systems(rows: csv.DictReader[str], system: int | None) -> _Failures:
+    """Read one failure per line with the columns of `start_s_since_1996`, of the chosen system or the only one.
+
+    Raises:
+        BadInputError: there are several systems and none is chosen, or the chosen one does not occur.
+    """
     failures = _Failures(unix_offset_s=_UNIX_1996_S)
     seen: set[str] = set()
     for row in _check_whole(rows):
@@ -309,6 +328,7 @@ def _time(rows: csv.DictReader[str], row: Row, key: str) -> float:
 
 
 def _value(rows: csv.DictReader[str], row: Row, key: str) -> float:
+    """Return the finite number of a cell. Raises `BadInputError` with the line, also if it is too large for seconds."""
     try:
         value = float(row[key])
     except ValueError:

@@ -68,6 +68,7 @@ def _check_goodput(case: SparingCase) -> None:
 
 
 def _table(rows: list[Comparison]) -> str:
+    """Return the closed form and the simulation of each row as a table: CETT, gap, shares blocked and wasted."""
     cells = [
         [
             row.strategy.label,
@@ -87,6 +88,7 @@ def _table(rows: list[Comparison]) -> str:
 
 
 def _verdict(rows: list[Comparison]) -> str:
+    """Return how many closed-form values lie within the simulation's interval, and the largest gap, in words."""
     inside = sum(row.cett.contains(row.closed_form) for row in rows)
     worst = max(abs(row.gap) for row in rows)
     return (
