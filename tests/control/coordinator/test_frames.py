@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from websockets.frames import Frame, Opcode
 
-from holdfast.control.serving.frames import LARGE_BYTES, SMALL_BYTES, FrameTracker, ReadBuffer, short_message
+from holdfast.control.serving.frames import LARGE_BYTES, SMALL_BYTES, FrameTracker, ReadBuffer, decode_short_frame
 
 SHORT = st.builds(Frame, st.sampled_from(Opcode), st.binary(max_size=125))
 LONG = st.builds(Frame, st.just(Opcode.BINARY), st.sampled_from([b"x" * size for size in (126, 127, 65_535, 65_536)]))
@@ -29,22 +29,22 @@ def test_where_frames_end_is_known_however_they_come(frames: list[Frame], cuts: 
 @given(st.binary(min_size=1, max_size=125))
 def test_a_short_message_is_read_as_it_was_sent(message: bytes) -> None:
     frame = Frame(Opcode.BINARY, message).serialize(mask=True)
-    assert short_message(frame) == message
-    assert short_message(frame + b"\0") is None, "the data is longer than this frame"
-    assert short_message(frame[:-1]) is None
+    assert decode_short_frame(frame) == message
+    assert decode_short_frame(frame + b"\0") is None, "the data is longer than this frame"
+    assert decode_short_frame(frame[:-1]) is None
     # A first part, text, a further part, an end, a ping, and a compressed frame.
     for wrong in (0x02, 0x81, 0x80, 0x88, 0x89, 0xC2):
-        assert short_message(bytes([wrong]) + frame[1:]) is None
+        assert decode_short_frame(bytes([wrong]) + frame[1:]) is None
 
 
 @given(st.binary(max_size=200))
 def test_what_is_anything_else_is_left_to_the_parser(data: bytes) -> None:
-    message = short_message(data)
+    message = decode_short_frame(data)
     if message is not None:
         assert data[:2] == bytes([0x82, 0x80 | len(message)])
         assert len(data) == len(message) + 6
-    assert short_message(Frame(Opcode.BINARY, os.urandom(126)).serialize(mask=True)) is None
-    assert short_message(Frame(Opcode.BINARY, b"unmasked").serialize(mask=False)) is None
+    assert decode_short_frame(Frame(Opcode.BINARY, os.urandom(126)).serialize(mask=True)) is None
+    assert decode_short_frame(Frame(Opcode.BINARY, b"unmasked").serialize(mask=False)) is None
 
 
 @given(st.lists(st.integers(1, 3 * LARGE_BYTES), max_size=6))

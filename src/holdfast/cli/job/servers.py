@@ -23,7 +23,7 @@ from holdfast.cli.spec_options import NODES, AsModule, SpecGroup, job_spec
 from holdfast.control.agent.node_agent import run_agent
 from holdfast.control.agent.settings import AgentSettings
 from holdfast.control.client import CoordinatorClient
-from holdfast.control.coordinator.known_checkpoints import load_intact_checkpoints
+from holdfast.control.coordinator.known_checkpoints import load_usable_checkpoints
 from holdfast.control.coordinator.settings import ServerSettings
 from holdfast.control.failure_classes import read_rules
 from holdfast.control.launch.script_modules import with_script
@@ -124,7 +124,7 @@ def coordinator(
         tls_cert=listen.tls_cert,
         tls_key=listen.tls_key,
         registry=registry_directory(os.environ),
-        checkpoints=load_intact_checkpoints(job.checkpoint.dir, warn),
+        checkpoints=load_usable_checkpoints(job.checkpoint.dir, warn),
     )
     from holdfast.control.coordinator.server import run_coordinator  # 0.5 s of imports that no other command needs
 

@@ -124,7 +124,7 @@ class JobHost:
         self._start_task(self._shell.feed(message))
 
     def end_job(self, exit_code: int, why: str, *, save: bool) -> None:
-        """End the job.
+        """Request the end of the job in the background.
 
         Args:
             exit_code: of the job.
@@ -178,7 +178,7 @@ class JobHost:
             await asyncio.wait_for(self._api.read_to_the_end.wait(), FAREWELL_S)
 
     def _start_task(self, work: Coroutine[Any, Any, object]) -> None:
-        """Run a coroutine in the background."""
+        """Run a coroutine in the background. Its errors are dropped, because the shell reports its own failures."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -38,10 +38,11 @@ def open_journal(settings: ServerSettings, keeper: RecordKeeper) -> tuple[Journa
 
 
 def check_journal(journal: FileJournal, record: Record | None, settings: ServerSettings) -> None:
-    """Check that the events are from the job in the store.
+    """Check that the events are from the job in the store, and that the store is not older.
 
     The journal may be ahead of the record by steps, and by other events that the record does not contain. It is never
-    ahead by an event that the record must contain, because the record is written first.
+    ahead by an event that the record must contain, because the record is written first. A store without them is
+    accepted only if the job has ended, or no process of an earlier run lives.
 
     Raises:
         BadInputError: the events belong to another job, or to a job that the store does not know.

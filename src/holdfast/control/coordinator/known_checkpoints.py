@@ -10,8 +10,8 @@ from holdfast.protocol.record import KnownCheckpoint
 from holdfast.storage import error_text, storage_at
 
 
-def load_intact_checkpoints(directory: str, say: Callable[[str], None]) -> tuple[KnownCheckpoint, ...]:
-    """Return the intact checkpoints of a directory, oldest first, and report the damaged ones.
+def load_usable_checkpoints(directory: str, say: Callable[[str], None]) -> tuple[KnownCheckpoint, ...]:
+    """Return the intact checkpoints of a directory, oldest first, without steps that the job has rolled back.
 
     Args:
         directory: a path or a URL. "", and a directory that does not exist, contain none.

@@ -234,7 +234,7 @@ class _Server:
                 loop.remove_signal_handler(number)
 
     def _on_signal(self, number: signal.Signals) -> None:
-        """Handle a signal: end the job, after a save at the first signal.
+        """Handle a signal: end the job with the signal's exit code, at the first signal after a last checkpoint.
 
         A launcher has already had the job saved when it ends its coordinator.
         """

@@ -105,7 +105,7 @@ def check_listening(host: str, port: int, token: str | None, tls_cert: Path | No
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether an address can be reached from this machine only."""
+    """Return whether an address can be reached from this machine only. False for host names other than localhost."""
     if host == "localhost":
         return True
     try:

@@ -28,7 +28,7 @@ MOST_PACES = 16
 
 
 def job_status(coordinator: Coordinator, ledger: TimeLedger, now: float) -> dict[str, Any]:
-    """Return the job's status as plain data.
+    """Return the job's status as plain data: its state, step, loss, nodes, experts, checkpoints, and times.
 
     `awaited` lists the processes known to hold up the job, at most `MOST_AWAITED`. `paces` lists how long members
     compute a micro-batch, and `links` how fast their data goes out, both relative to the others' median, the slowest

@@ -45,7 +45,7 @@ class Follower:
                 # One answer for many events: a request for each step would cost both sides milliseconds.
                 path = f"/events?after={after}&wait={_WAIT_S}&stream=1"
                 async with self._http.stream("GET", path) as answer:
-                    async for line in _lines(answer.raise_for_status()):
+                    async for line in _split_lines(answer.raise_for_status()):
                         event = decode_event(line)
                         after = event.seq
                         yield event
@@ -96,7 +96,7 @@ class Follower:
         return answer
 
 
-async def _lines(answer: httpx.Response) -> AsyncIterator[bytes]:
+async def _split_lines(answer: httpx.Response) -> AsyncIterator[bytes]:
     """Yield complete lines as they come. httpx's own method would also split at Unicode's line separators."""
     rest = b""
     async for data in answer.aiter_bytes():

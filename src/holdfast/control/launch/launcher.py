@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from holdfast.control.agent.settings import AgentSettings
 from holdfast.control.agent.snapshots.keeper import find_abandoned_snapshots, remove_snapshots
 from holdfast.control.checkpoint_lock import lock_owner, locked_directory
-from holdfast.control.coordinator.known_checkpoints import load_intact_checkpoints
+from holdfast.control.coordinator.known_checkpoints import load_usable_checkpoints
 from holdfast.control.coordinator.settings import ServerSettings
 from holdfast.control.failure_classes import read_rules
 from holdfast.control.file_limit import describe_limit, raise_file_limit, room_for_nodes
@@ -509,7 +509,7 @@ async def launch(
         lock = locked_directory(spec.checkpoint.dir, owner, say)
         stale_owner = await asyncio.to_thread(stack.enter_context, lock)
         alone = stale_owner is not None and (stale_owner.job, stale_owner.events) == (owner.job, owner.events)
-        checkpoints = load_intact_checkpoints(spec.checkpoint.dir, say)
+        checkpoints = load_usable_checkpoints(spec.checkpoint.dir, say)
         remove_abandoned_folders(find_abandoned_snapshots(spec.checkpoint.snapshot_dir))
         launcher = Launcher(settings, port, folder, sockets, checkpoints, on_event, say, director, alone=alone)
         loop = asyncio.get_running_loop()

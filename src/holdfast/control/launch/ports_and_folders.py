@@ -14,7 +14,9 @@ from holdfast.errors import BadInputError
 
 @contextlib.contextmanager
 def reserved_port(port: int) -> Generator[int]:
-    """Reserve a port of the loopback for the whole job, including restarts of the coordinator.
+    """Reserve a port of the loopback, or a free one for 0, and yield it.
+
+    It stays reserved while the coordinator restarts.
 
     The socket is bound but never listens. With SO_REUSEADDR on both sides a coordinator can listen on the port, and the
     system gives it to no other process.

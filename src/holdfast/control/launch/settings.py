@@ -63,7 +63,9 @@ class LaunchSettings:
         return tuple(f"standby-{number}" for number in range(self.spec.recovery.standbys))
 
     def check(self) -> None:
-        """Refuse settings that cannot work, before anything is changed.
+        """Check the script, the numbers of nodes, the port, the zygote, the store, and all paths and programs.
+
+        Nothing is changed.
 
         Raises:
             BadInputError: with the fault and a remedy.
@@ -87,7 +89,7 @@ class LaunchSettings:
 
 
 def check_script(script: str) -> None:
-    """Refuse a script that cannot be run.
+    """Check that a script can be run. Source code is compiled; bytecode and zip archives are not looked into.
 
     Raises:
         BadInputError: it does not exist, it cannot be read, or it is not valid Python.
@@ -191,7 +193,7 @@ def _check_checkpoint_url(option: str, url: str) -> None:
 
 
 def check_writable_file(option: str, path: Path) -> None:
-    """Refuse a file that could not be written.
+    """Check that a file exists and is writable, or can be created in its folder. `option` is its name in the message.
 
     Raises:
         BadInputError: it is not a regular file or not writable, or its folder does not exist.
@@ -208,7 +210,7 @@ def check_writable_file(option: str, path: Path) -> None:
 
 
 def check_creatable_folder(option: str, path: Path) -> None:
-    """Refuse a folder that could not be made or written in.
+    """Check that a folder is writable, or can be created with its parents. `option` is its name in the message.
 
     Raises:
         BadInputError: a file is in its place, or permissions are missing.

@@ -63,7 +63,7 @@ ToWorkerProcess = Order | UnitAnswer
 
 
 def encode_frame(message: msgspec.Struct, max_bytes: int = MAX_MESSAGE_BYTES) -> bytes:
-    """Return a message as one frame.
+    """Return a message as one frame: its length, then the message in MessagePack.
 
     Raises:
         FrameError: the message is larger than `max_bytes`.

@@ -55,7 +55,7 @@ class TrainingGuard(MetaPathFinder):
         self._expects_script = False
 
     def remove(self) -> None:
-        """Stop watching: the script has called `job.protect()`, or is over."""
+        """Stop watching, and allow optimizers and training loops: the script has called `job.protect()`, or is over."""
         self.allow_optimizers()
         if self in sys.meta_path:
             sys.meta_path.remove(self)

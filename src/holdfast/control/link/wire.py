@@ -140,14 +140,14 @@ class SocketSet:
                 shut_down(connection)
 
     def remove(self, connection: socket.socket) -> None:
-        """Close a socket, under the lock: so `shut_all` never shuts down a descriptor that was reused."""
+        """Close and forget a socket, under the lock: so `shut_all` never shuts down a descriptor that was reused."""
         with self._changed:
             self._open.remove(connection)
             connection.close()
             self._changed.notify_all()
 
     def shut_all(self, wait_s: float = 0.0) -> None:
-        """Shut down all sockets, and every socket that is added later.
+        """Shut down all sockets and every socket that is added later, and wait at most `wait_s` until all are closed.
 
         Args:
             wait_s: seconds to wait until their threads have closed them.
@@ -283,7 +283,7 @@ class ThreadedListener:
 
     def _serve(self, connection: socket.socket) -> None:
         """Serve a connection until its end, then close it. An OSError or struct.error is logged as a rejected peer."""
-        peer = _peer(connection)
+        peer = _peer_address(connection)
         try:
             self._serve_one(connection)
         except (OSError, struct.error) as error:
@@ -293,7 +293,7 @@ class ThreadedListener:
             self._connections.remove(connection)
 
 
-def _peer(connection: socket.socket) -> str:
+def _peer_address(connection: socket.socket) -> str:
     """Return the IP address of the other side, or "an unknown address" if the connection has ended."""
     try:
         return str(connection.getpeername()[0])

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 from holdfast.control.coordinator.job_host import JobHost
 from holdfast.control.coordinator.job_identity import checkpoint_lock, is_running, with_identity
 from holdfast.control.coordinator.job_journal import open_journal
-from holdfast.control.coordinator.known_checkpoints import load_intact_checkpoints
+from holdfast.control.coordinator.known_checkpoints import load_usable_checkpoints
 from holdfast.control.coordinator.settings import ServerSettings
 from holdfast.control.coordinator.shell import RecordKeeper
 from holdfast.control.failure_classes import read_rules
@@ -343,7 +343,7 @@ class JobCoordinators:
             pool_nodes=nodes,
             takeover=held is not None and held.standing != "suspended",
         )
-        checkpoints = load_intact_checkpoints(spec.checkpoint.dir, _log.warning)
+        checkpoints = load_usable_checkpoints(spec.checkpoint.dir, _log.warning)
         settings = ServerSettings(config=config, checkpoints=checkpoints, store=self._settings.store)
         settings = with_identity(settings, keeper.record)
         books = open_journal(settings, keeper)

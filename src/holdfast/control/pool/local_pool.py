@@ -87,7 +87,9 @@ class NodeOrder(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 def run_local_pool(
     settings: PoolSettings, nodes: int, environment: Mapping[str, str], say: Callable[[str], None]
 ) -> int:
-    """Run a pool with its nodes until Ctrl-C, and return the exit code.
+    """Run a pool with its nodes as processes until a signal, and return the exit code.
+
+    Jobs with checkpoints are saved at the end.
 
     Args:
         settings: of the pool.
@@ -180,7 +182,7 @@ class _LocalPool:
         names = ["server", *(f"node-{index}" for index in range(self._nodes))]
         registry = self._settings.registry
         # commands also find it while the server restarts
-        listed = register(registry, self._entry()) if registry is not None else None
+        listed = register(registry, self._registry_entry()) if registry is not None else None
         server, *nodes = [asyncio.create_task(self._keep_running(name)) for name in names]
         try:
             return await self._exit_code
@@ -219,7 +221,7 @@ class _LocalPool:
             # without a server there is nothing to wait for
             return self._hurry.is_set() or keeping.done()
 
-        jobs = JobsAtEnd(lambda: PoolClient(self._entry()), hurried, self._say)
+        jobs = JobsAtEnd(lambda: PoolClient(self._registry_entry()), hurried, self._say)
         if self._is_saving:
             saving = asyncio.ensure_future(asyncio.to_thread(jobs.end))
             await asyncio.wait((saving, again), return_when=asyncio.FIRST_COMPLETED)
@@ -240,7 +242,7 @@ class _LocalPool:
         with contextlib.suppress(TimeoutError):  # some processes may not end until later
             await asyncio.wait_for(self._end_orphans(), _END_S)
 
-    def _entry(self) -> JobEntry:
+    def _registry_entry(self) -> JobEntry:
         """Return the entry under which commands of this machine find the pool."""
         settings = self._settings
         assert settings.token is not None

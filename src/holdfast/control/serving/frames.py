@@ -17,7 +17,7 @@ SMALL_BYTES = 1 << 12
 LARGE_BYTES = 1 << 18
 
 
-def short_message(data: bytes) -> bytes | None:
+def decode_short_frame(data: bytes) -> bytes | None:
     """Return the unmasked message if the data is exactly one binary frame of a client, with 1 to 125 bytes.
 
     Otherwise None.
@@ -64,7 +64,7 @@ class FrameTracker:
         """Go past received bytes. Keep the beginning of an incomplete frame head for the next call."""
         data, at = bytes(self._head + data), self._left
         while at < len(data):
-            size = _size(data, at)
+            size = _frame_size(data, at)
             if size is None:
                 self._head, self._left = data[at:], 0
                 return
@@ -72,7 +72,7 @@ class FrameTracker:
         self._head, self._left = b"", at - len(data)
 
 
-def _size(data: bytes, at: int) -> int | None:
+def _frame_size(data: bytes, at: int) -> int | None:
     """Return the bytes of the whole frame that begins at `at`, with its head, or None if the head is incomplete."""
     have = len(data) - at
     if have < 2:

@@ -86,7 +86,7 @@ class TokenGate:
 
 
 def _with_close_header(send: Send) -> Send:
-    """Add a header that ends the connection with this answer, so that no further request can use it."""
+    """Return a `send` that adds a header to the answer: no further request can use the connection."""
 
     async def closing(message: Message) -> None:
         """Send a message of the answer; its start gets the header."""

@@ -106,7 +106,7 @@ class RetryingWriter:
 
 
 async def wait_while_answered(work: asyncio.Future[Any], unanswered_s: Callable[[], float], limit_s: float) -> bool:
-    """Wait for work that waits for writes, while the store answers.
+    """Wait for work that needs writes, and give up once the store has not answered a write for `limit_s`.
 
     Args:
         work: the work, which waits for its own writes and for earlier ones.

@@ -21,7 +21,7 @@ from websockets.http11 import Request
 from websockets.protocol import State
 
 from holdfast.control.serving.connection_limits import Address, ConnectionLimiter, ConnectionLimits
-from holdfast.control.serving.frames import FrameTracker, ReadBuffer, short_message
+from holdfast.control.serving.frames import FrameTracker, ReadBuffer, decode_short_frame
 from holdfast.counted_log import CountedLog, CountedRecords
 from holdfast.protocol.names import MAX_MESSAGE_BYTES
 
@@ -137,7 +137,7 @@ class DirectSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
             self.transport.pause_reading()
 
     def resume(self) -> None:
-        """Resume reading."""
+        """Read again after `pause`. Without a pause, do nothing."""
         if self.read_paused:
             self.read_paused = False
             self.transport.resume_reading()
@@ -168,7 +168,7 @@ class DirectSocket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
         else:
             # Between the parts of a message, only its next part is valid, and the parser checks that.
             if self._user is not None and not self.frames and self.conn.state is State.OPEN:
-                message = short_message(data)
+                message = decode_short_frame(data)
                 if message is not None:
                     if not self.close_sent:
                         self._user.on_message(message)
@@ -274,7 +274,7 @@ class WebServer:
             return _Protocol(config, server.server_state, shown, on_lost)
 
         self._limiter = ConnectionLimiter(self._listener, protocol, config.ssl, self._log, self._limits)
-        with self._libraries_counted(), self._limiter.accepting():
+        with self._count_library_records(), self._limiter.accepting():
             await server.serve(sockets=[])
             await asyncio.gather(*server.server_state.tasks, return_exceptions=True)  # wait for the cancelled tasks
 
@@ -285,7 +285,7 @@ class WebServer:
             self._server.should_exit = True
 
     @contextlib.contextmanager
-    def _libraries_counted(self) -> Generator[None]:
+    def _count_library_records(self) -> Generator[None]:
         """Count repeated log records of libraries about bad connections, instead of printing each.
 
         Drop uvicorn's errors about connections that the server closes.
