@@ -77,7 +77,7 @@ def lasting_output() -> Generator[Callable[[str], None]]:
         yield print_if_possible
     finally:
         for number, stream in ((1, sys.stdout), (2, sys.stderr)):
-            _give_up_unwritten(number, stream)
+            _drop_unwritten(number, stream)
 
 
 def _print(stream: TextIO, line: str) -> None:
@@ -123,7 +123,7 @@ def _print_if_possible(stream: TextIO, line: str) -> str:
     return ""
 
 
-def _give_up_unwritten(number: int, stream: TextIO) -> None:
+def _drop_unwritten(number: int, stream: TextIO) -> None:
     """Drop the output that could not be written. Otherwise Python writes it at exit, and the process fails."""
     try:
         stream.flush()

@@ -107,7 +107,9 @@ class SpecGroup:
             if value is True:
                 given[option.key] = Given(True, option.name)
             elif isinstance(value, str):
-                given |= _nodes(value) if option.key == NODES else {option.key: Given(value, option.name, text=True)}
+                given |= (
+                    _parse_nodes(value) if option.key == NODES else {option.key: Given(value, option.name, text=True)}
+                )
         return given
 
     def _options(self) -> Iterable[SpecOption]:
@@ -134,7 +136,7 @@ def _python_name(option: SpecOption) -> str:
     return option.name.removeprefix("--").replace("-", "_")
 
 
-def _nodes(text: str) -> dict[str, Given]:
+def _parse_nodes(text: str) -> dict[str, Given]:
     """Return the keys min_nodes and max_nodes of `--nodes N` or `MIN:MAX`.
 
     With N, min_nodes is 0: all N must join first.

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.cli.job.act import _drain_all_in_turn, _missing
+from holdfast.cli.job.act import _count_missing_nodes, _drain_all_in_turn
 from holdfast.cli.job.waiting import await_back, await_left, await_moved
 from holdfast.control.client import CoordinatorClient
 from holdfast.errors import RefusedError, UnreachableError
@@ -180,4 +180,4 @@ def test_of_one_that_is_lost_before_nobody_has_the_place() -> None:
 
 
 def test_standbys_are_none_of_a_jobs_size() -> None:
-    assert _missing(Answers(status(node("a"), node("s", None, standby="warm"))), 2) == 1
+    assert _count_missing_nodes(Answers(status(node("a"), node("s", None, standby="warm"))), 2) == 1

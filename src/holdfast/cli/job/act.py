@@ -49,7 +49,7 @@ def scale(
         scale_job(pool, server.job, size, as_json=as_json)
         return
     with server.client() as client:
-        count = int(size) if size.startswith("+") else _missing(client, int(size))
+        count = int(size) if size.startswith("+") else _count_missing_nodes(client, int(size))
         if count:
             client.add_nodes(count)
     if as_json:
@@ -58,7 +58,7 @@ def scale(
         print_line(f"{count} more {'node is' if count == 1 else 'nodes are'} on the way")
 
 
-def _missing(client: CoordinatorClient, size: int) -> int:
+def _count_missing_nodes(client: CoordinatorClient, size: int) -> int:
     """Return how many nodes a job lacks of a size. Standbys do not count.
 
     Raises:

@@ -49,7 +49,7 @@ def calibrate(
     server: Server,
 ) -> None:
     """Measure step times with each number of nodes."""
-    least, most = _sizes(nodes)
+    least, most = _parse_sizes(nodes)
     if output is not None and (output.is_dir() or not os.access(output.parent, os.W_OK)):
         raise BadInputError(f"--output is {output}: it cannot be written; give a file in a folder that can")
     given = with_script(job_spec(collect_job(file, (), (), {})), os.getcwd()).settled(os.getcwd())
@@ -89,7 +89,7 @@ def _print_nothing(_: str) -> None:
     pass
 
 
-def _sizes(text: str) -> tuple[int, int]:
+def _parse_sizes(text: str) -> tuple[int, int]:
     """Return the least and most nodes of `MIN:MAX`; a single number is both.
 
     Raises:

@@ -52,7 +52,7 @@ def _parse_lost_node(node: str) -> dict[str, object]:
     return {"lose": node}
 
 
-def _add(nodes: str) -> dict[str, object]:
+def _parse_added_nodes(nodes: str) -> dict[str, object]:
     """Return the request to add this many nodes. Raises `BadInputError` if it is not a number in range."""
     if not nodes.isdecimal() or not 1 <= int(nodes) <= _MOST_ADDED:
         raise BadInputError(f"{nodes!r} is not a number of nodes to add: give 1 to {_MOST_ADDED}")
@@ -63,7 +63,11 @@ def _submit(file: str) -> dict[str, object]:
     return {"submit": _read_job(file)}
 
 
-_ASKED: dict[str, Callable[[str], dict[str, object]]] = {"lose": _parse_lost_node, "add": _add, "submit": _submit}
+_ASKED: dict[str, Callable[[str], dict[str, object]]] = {
+    "lose": _parse_lost_node,
+    "add": _parse_added_nodes,
+    "submit": _submit,
+}
 
 
 def _read_job(source: str) -> JobSpec:

@@ -74,7 +74,7 @@ def compare(windows: FloatArray, shape: EngineShape) -> list[PolicyFigures]:
         )
     if shape.groups < 1 or windows.shape[2] % shape.groups:
         raise BadInputError(f"--groups is {shape.groups}: it must divide the {windows.shape[2]} experts")
-    windows = _added_up(windows)
+    windows = _merge_windows(windows)
     return [_figures(name, policy, windows, shape) for name, policy in _policies(shape).items()]
 
 
@@ -117,7 +117,7 @@ def _policies(shape: EngineShape) -> dict[str, _Policy]:
     return policies
 
 
-def _added_up(windows: FloatArray) -> FloatArray:
+def _merge_windows(windows: FloatArray) -> FloatArray:
     """Return `windows` `(T, L, E)`; if there are more than `_MOST_WINDOWS`, neighbours are added up."""
     if len(windows) <= _MOST_WINDOWS:
         return windows

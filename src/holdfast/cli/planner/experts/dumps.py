@@ -98,7 +98,7 @@ def _as_windows(path: Path, found: Any) -> _Table:
 
 def _choose_table(path: Path, found: Any) -> _Table:
     """Return the table of loads: the one with its name, or the only one."""
-    tables = {name: table for name, table in _named(found).items() if table.ndim in (2, 3)}
+    tables = {name: table for name, table in _arrays_by_name(found).items() if table.ndim in (2, 3)}
     for name in _LOADS:
         if name in tables:
             return tables[name]
@@ -108,7 +108,7 @@ def _choose_table(path: Path, found: Any) -> _Table:
     return next(iter(tables.values()))
 
 
-def _named(found: Any) -> dict[str, _Table]:
+def _arrays_by_name(found: Any) -> dict[str, _Table]:
     """Return the arrays of a mapping by name, or {} if it is not a mapping."""
     if not isinstance(found, Mapping):
         return {}

@@ -77,11 +77,11 @@ def planned_periods(file: CaseFile | None, options: CheckpointOptions) -> Period
     if known is None and not options.given:
         return None
     times = {
-        "save": _either("--save-seconds", options.save_seconds, known and known.save_seconds),
-        "detect": _either("--detect-seconds", options.detect_seconds, known and known.detect_seconds),
-        "restart": _either("--restart-seconds", options.restart_seconds, known and known.restart_seconds),
+        "save": _choose_value("--save-seconds", options.save_seconds, known and known.save_seconds),
+        "detect": _choose_value("--detect-seconds", options.detect_seconds, known and known.detect_seconds),
+        "restart": _choose_value("--restart-seconds", options.restart_seconds, known and known.restart_seconds),
     }
-    mtbf = _either("--job-mtbf-hours", options.job_mtbf_hours, None if file is None else _job_mtbf_hours(file))
+    mtbf = _choose_value("--job-mtbf-hours", options.job_mtbf_hours, None if file is None else _job_mtbf_hours(file))
     require_finite("--job-mtbf-hours", mtbf)
     for name, seconds in times.items():
         require_finite(f"--{name}-seconds", seconds)
@@ -108,7 +108,7 @@ def periods_text(plan: PeriodPlan) -> str:
     return "\n".join([f"The job fails every {duration(plan.job_mtbf_hours)}.", "", table(headers, cells)])
 
 
-def _either(option: str, given: float | None, known: object) -> float:
+def _choose_value(option: str, given: float | None, known: object) -> float:
     """Return the option's value, or else the one of the file. Raises `BadInputError` if neither is given."""
     value = known if given is None else given
     if not isinstance(value, int | float):

@@ -35,7 +35,7 @@ def best_map(
     if not 2 <= points <= _MOST_POINTS:
         raise BadInputError(f"--points = {points}: must be 2 or more, and at most {_MOST_POINTS:,}")
     case = read_case(cluster).case
-    grid = [np.geomspace(*span, points) for span in (_span("--mtbf", mtbf), _span("--mttr", mttr))]
+    grid = [np.geomspace(*span, points) for span in (_parse_range("--mtbf", mtbf), _parse_range("--mttr", mttr))]
     maps = [sensitivity_map(case, scenario, *grid) for scenario in SCENARIOS]
     if as_json:
         print_json([_map_json(one) for one in maps])
@@ -48,7 +48,7 @@ def best_map(
         warn(f"wrote {plot_maps(maps, case, plot)}")
 
 
-def _span(option: str, text: str) -> tuple[float, float]:
+def _parse_range(option: str, text: str) -> tuple[float, float]:
     """Return the two numbers of FROM:TO. Raises `BadInputError` unless 0 < FROM < TO."""
     try:
         low, high = (float(part) for part in text.split(":"))

@@ -219,19 +219,19 @@ def _failures(rows: csv.DictReader[str], system: int | None, mapped: dict[str, s
     if system is not None and "system" not in columns:
         raise BadInputError("--system was given, but the file has no column system")
     if {names["start"], names["end"], names["node"]} <= columns:
-        return _outages(rows, {**({"rack": "rack"} if "rack" in columns else {}), **names})
+        return _read_outages(rows, {**({"rack": "rack"} if "rack" in columns else {}), **names})
     if mapped:
         raise BadInputError("--map: is for files with one line per failure; name the columns of start, end and node")
     if {"seconds", "event", "node"} <= columns:
-        return _events(rows)
+        return _read_add_remove_events(rows)
     if {"start_s_since_1996", "system", "node", "system_nodes", "repair_min"} <= columns:
-        return _systems(rows, system)
+        return _read_system_log(rows, system)
     named = ", ".join(sorted(columns))
     named = named if len(named) <= _MOST_SHOWN else named[:_MOST_SHOWN] + "..."
     raise BadInputError(f"has the columns {named or 'none'}; needed are {LAYOUTS}")
 
 
-def _check_whole(rows: csv.DictReader[str]) -> Iterator[Row]:
+def _full_rows(rows: csv.DictReader[str]) -> Iterator[Row]:
     """Yield the rows, each of which must have as many cells as the header."""
     columns = len(rows.fieldnames or ())
     for row in rows:
@@ -242,10 +242,10 @@ def _check_whole(rows: csv.DictReader[str]) -> Iterator[Row]:
         yield row
 
 
-def _outages(rows: csv.DictReader[str], names: Mapping[str, str]) -> _Failures:
+def _read_outages(rows: csv.DictReader[str], names: Mapping[str, str]) -> _Failures:
     """Read one failure per line, with its start, end (may be empty), node, and optional rack and scope."""
     failures = _Failures()
-    for row in _check_whole(rows):
+    for row in _full_rows(rows):
         node, open_ = row[names["node"]], not row[names["end"]].strip()
         start_s = _time(rows, row, names["start"])
         failures.add(node, start_s, math.inf if open_ else _time(rows, row, names["end"]), rows.line_num)
@@ -265,12 +265,12 @@ def _outages(rows: csv.DictReader[str], names: Mapping[str, str]) -> _Failures:
     return failures
 
 
-def _events(rows: csv.DictReader[str]) -> _Failures:
+def _read_add_remove_events(rows: csv.DictReader[str]) -> _Failures:
     """Read "add" and "remove" events in order of time: a failure lasts from remove to the next add of a node."""
     failures = _Failures()
     down: dict[str, int] = {}
     up: set[str] = set()
-    for row in _check_whole(rows):
+    for row in _full_rows(rows):
         node, at, event = row["node"], _value(rows, row, "seconds"), row["event"]
         if failures.begin_s is None:
             failures.begin_s = failures.last_s = at
@@ -292,7 +292,7 @@ def _events(rows: csv.DictReader[str]) -> _Failures:
     return failures
 
 
-def _systems(rows: csv.DictReader[str], system: int | None) -> _Failures:
+def _read_system_log(rows: csv.DictReader[str], system: int | None) -> _Failures:
     """Read one failure per line with the columns of `start_s_since_1996`, of the chosen system or the only one.
 
     Raises:
@@ -300,7 +300,7 @@ def _systems(rows: csv.DictReader[str], system: int | None) -> _Failures:
     """
     failures = _Failures(unix_offset_s=_UNIX_1996_S)
     seen: set[str] = set()
-    for row in _check_whole(rows):
+    for row in _full_rows(rows):
         seen.add(row["system"])
         if system is None and len(seen) > 1:
             raise BadInputError("holds several systems: choose one with --system")
