@@ -567,7 +567,7 @@ MUTANTS = (
     Mutant(
         name="checkpoints_of_steps_to_come",
         module=CHECKPOINTS,
-        qualname="CheckpointBook.accept",
+        qualname="CheckpointBook.update",
         old="one.complete and name.step <= committed",
         new="one.complete",
         why="a checkpoint counts only once its step is committed",
@@ -633,8 +633,8 @@ MUTANTS = (
         name="agent_tells_of_no_ends_again",
         module=PLACE,
         qualname="first_replayed",
-        old="gone = [gone for place in places if (gone := place.pop_previous_down()) is not None]",
-        new="gone: list[WorkerDown] = []",
+        old="ends = [down for place in places if (down := place.pop_previous_down()) is not None]",
+        new="ends: list[WorkerDown] = []",
         why="a worker may end while no coordinator is connected",
     ),
     Mutant(

@@ -31,7 +31,7 @@ LAYOUT_MUTANTS = (
     Mutant(
         name="one_node_that_has_the_state_is_enough_for_the_change",
         module=BOOK,
-        qualname="SnapshotBook.everywhere",
+        qualname="SnapshotBook.is_stashed_on",
         old="all",
         new="any",
         why="the loss of that node would lose everything",

@@ -50,7 +50,7 @@ PART_MUTANTS = (
         name="who_lacks_the_step_has_nothing",
         module=COPY,
         qualname="StateCopy.apply_decision",
-        old="receives and (not (apart or anew)) and (self.applied is not None)",
+        old="receives and (not (apart or is_start)) and (self.applied is not None)",
         new="False",
         why="the only READY worker may die before the others have its state, so they need their own",
     ),

@@ -17,7 +17,7 @@ SAVE_MUTANTS = (
     Mutant(
         name="newer_checkpoints_take_the_place_of_the_first",
         module=CHECKPOINTS,
-        qualname="CheckpointBook._written",
+        qualname="CheckpointBook._on_written",
         old="(other for other in self._open if other != self._first)",
         new="self._open",
         why="with one slow node, no checkpoint would ever be complete",
@@ -49,7 +49,7 @@ SAVE_MUTANTS = (
     Mutant(
         name="an_overtaken_part_is_an_alert",
         module=CHECKPOINTS,
-        qualname="CheckpointBook._unwritten",
+        qualname="CheckpointBook._on_unwritten",
         old="self._is_overtaken(name) or not self._on_lineage(message)",
         new="not self._on_lineage(message)",
         why="its folder was removed because a newer checkpoint counts",
@@ -82,8 +82,8 @@ SAVE_MUTANTS = (
         name="all_evaluations_are_remembered",
         module=EVALUATIONS,
         qualname="EvaluationBook.on_evaluation_done",
-        old="dict(list(told.items())[-MAX_EVALUATIONS:])",
-        new="told",
+        old="dict(list(reported.items())[-MAX_EVALUATIONS:])",
+        new="reported",
         why="a member that invents names would fill the record until no store accepts it",
     ),
     Mutant(

@@ -137,8 +137,8 @@ UNIT_MUTANTS = (
         name="a_state_of_before_the_beginning",
         module=COPY,
         qualname="StateCopy.apply_decision",
-        old="receives and (not (apart or anew)) and (self.applied is not None)",
-        new="receives and (not apart) and (self.applied is not None) and (anew is not None)",
+        old="receives and (not (apart or is_start)) and (self.applied is not None)",
+        new="receives and (not apart) and (self.applied is not None) and (is_start is not None)",
         why="step 0 of a restarted job is a different state",
     ),
     Mutant(

@@ -60,7 +60,7 @@ WITNESS_MUTANTS = (
     Mutant(
         name="proves_before_all_have_entered",
         module=PROGRESS,
-        qualname="Progress.release",
+        qualname="Progress.announce_applied_steps",
         old="self.ledger.proven if self._transaction.members.entered(self._transaction.record.plan) else 0",
         new="self.ledger.proven",
         why="workers with the gradients may report FORWARD while others still wait for the state",
@@ -69,7 +69,7 @@ WITNESS_MUTANTS = (
         name="a_swap_announces_nothing",
         module=HEARING,
         qualname="MessageHandlers._promote_pending",
-        old="context.progress.release()",
+        old="context.progress.announce_applied_steps()",
         new="False",
         why="steps proven for the previous members must be announced before the members change",
     ),

@@ -266,21 +266,21 @@ def test_costs_are_those_measured_last() -> None:
     assert costs.step_s == 0
     assert (costs.bandwidth, costs.pause_s) == (DEFAULT_BANDWIDTH, LEAST_PAUSE_S)
     for seconds in (0.0, 1.0, 1.0, 9.0):
-        costs.step(seconds, 0.0, 2)
+        costs.add_step(seconds, 0.0, 2)
     assert costs.step_s == 1.0
     moved = RecoveryCost(failed=10.0, detected=10.0, action="rebalance", swap=True)
-    moved.moved(1 << 24, 0.5)
-    moved.moved(1 << 23, 0.25)
-    costs.switched(moved, 11.75)
+    moved.add_transfer(1 << 24, 0.5)
+    moved.add_transfer(1 << 23, 0.25)
+    costs.record_switch(moved, 11.75)
     assert costs.bandwidth == (1 << 25)
     assert costs.pause_s == pytest.approx(0.75), "the pause excludes a step that overlaps the whole transfer"
-    moved.moved(0, 1.5)
-    costs.switched(moved, 12.75)
+    moved.add_transfer(0, 1.5)
+    costs.record_switch(moved, 12.75)
     assert costs.pause_s == pytest.approx(1.25), "the rest of the transfer after that step counts as a pause"
     assert costs.bandwidth == pytest.approx((1 << 24) / 1.5)
-    costs.switched(RecoveryCost(failed=10.0, detected=10.0, action="rebalance", swap=True), 10.5)
+    costs.record_switch(RecoveryCost(failed=10.0, detected=10.0, action="rebalance", swap=True), 10.5)
     assert costs.pause_s == LEAST_REBALANCE_S, "a switch has a minimum cost, whatever the measurement"
     join = RecoveryCost(failed=10.0, detected=10.0, action="grow", swap=True)
-    join.moved(1 << 24, 5.0)
-    costs.switched(join, 20.0)
+    join.add_transfer(1 << 24, 5.0)
+    costs.record_switch(join, 20.0)
     assert costs.bandwidth == pytest.approx((1 << 24) / 1.5), "its transfers wait for the joiner's dense state"

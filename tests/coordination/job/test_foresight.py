@@ -33,12 +33,12 @@ def test_a_move_to_a_warm_standby_before_anything_was_measured_and_after() -> No
     assert one.why.count("(a guess)") == 3
     assert job.machine.record is before, "nothing is changed"
     for cost, value in ((Cost.DECISION, 0.01), (Cost.BUILD, 0.02), (Cost.SWAP, 0.03), (Cost.STATE, 5e6)):
-        costs.measured(cost, value)
+        costs.add_measurement(cost, value)
     (one,) = forecast_moves(job.machine.context, ["n1"], stays=True)
     assert one.moved_bytes == 5_000_000
     assert one.down_s == pytest.approx(0.06 + costs.step_s)
     for _ in range(64):
-        costs.step(2.0, 0.0, 2)
+        costs.add_step(2.0, 0.0, 2)
     assert forecast_moves(job.machine.context, ["n1"], stays=True)[0].down_s == pytest.approx(2.06), (
         "the step itself is included"
     )
@@ -47,7 +47,7 @@ def test_a_move_to_a_warm_standby_before_anything_was_measured_and_after() -> No
 
 def test_one_that_is_cold_is_waited_for_as_long_as_warm_ups_take() -> None:
     job = beside(warm=False)
-    job.machine.context.progress.costs.measured(Cost.WARM_UP, 40.0)
+    job.machine.context.progress.costs.add_measurement(Cost.WARM_UP, 40.0)
     (one,) = forecast_moves(job.machine.context, ["n1"], ["s0"], stays=True)
     assert one.wait_s is not None
     assert one.wait_s > 39.0

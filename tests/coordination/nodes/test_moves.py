@@ -218,7 +218,7 @@ def test_a_failure_while_the_standby_is_about_to_join_has_it_take_the_place_at_o
 def test_what_it_took_is_told_once_with_both_of_its_parts() -> None:
     job = with_standbys("s0")
     for _ in range(5):
-        job.machine.context.progress.costs.step(1.0, 0.0, 2)
+        job.machine.context.progress.costs.add_step(1.0, 0.0, 2)
     job.feed(MoveNodes(("n1",)))
     job.join("s0", step=2, received=5_000_000)
     job.now += 1.25

@@ -139,7 +139,7 @@ def test_one_that_a_standby_follows_says_nothing_of_lacking_one() -> None:
 @pytest.mark.parametrize(("grace_s", "waits"), [(60.0, True), (20.0, False)])
 def test_a_cold_standby_is_waited_for_where_the_grace_is_long_enough(grace_s: float, *, waits: bool) -> None:
     job = beside(warm=False)
-    job.machine.context.progress.costs.measured(Cost.WARM_UP, 40.0)
+    job.machine.context.progress.costs.add_measurement(Cost.WARM_UP, 40.0)
     job.tell("n1", msg.EndNotice(grace_s=grace_s))
     said = [describe_wait(job.machine.context, one) for one in job.machine.record.leaving]
     assert said == ["a standby to be warm" if waits else "the end of a step"]
@@ -156,6 +156,6 @@ def test_a_cold_standby_is_waited_for_where_the_grace_is_long_enough(grace_s: fl
 def test_with_less_time_than_a_step_takes_the_others_go_on_at_once() -> None:
     job = beside()
     for _ in range(5):
-        job.machine.context.progress.costs.step(10.0, 0.0, 2)
+        job.machine.context.progress.costs.add_step(10.0, 0.0, 2)
     job.tell("n1", msg.EndNotice(grace_s=5.0))
     assert job.machine.context.interruption.stop is not None

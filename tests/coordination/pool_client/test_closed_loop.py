@@ -52,11 +52,11 @@ def test_that_somebody_leaves_in_good_order_measures_no_failure() -> None:
     costs = job.machine.context.progress.costs
     recovery = job.machine.context.progress
     job.step(1)
-    recovery.failed(job.now, asked=True)
+    recovery.start_recovery(job.now, asked=True)
     planned = recovery.recovery
     assert planned is not None
     planned.decided = planned.regrouped = job.now
-    costs.switched(planned, job.now + 2.0)
+    costs.record_switch(planned, job.now + 2.0)
     assert not costs.is_measured(Cost.HIT)
 
 
@@ -70,15 +70,15 @@ def test_the_pool_is_told_and_again_only_where_it_is_much_else() -> None:
     job = pooled(1).train("n0")
     costs = job.machine.context.progress.costs
     assert told_costs(job) == JobCosts()
-    costs.measured(Cost.HIT, 5.0)
+    costs.add_measurement(Cost.HIT, 5.0)
     first = told_costs(job)
     assert first == JobCosts(hit_s=5.0)
     assert job.machine.context.pool_client._reported is not None  # pyright: ignore[reportPrivateUsage]
     assert job.machine.context.pool_client._reported.costs == first  # pyright: ignore[reportPrivateUsage]
-    costs.measured(Cost.HIT, 5.2)
+    costs.add_measurement(Cost.HIT, 5.2)
     assert told_costs(job) is first
     for _ in range(5):
-        costs.measured(Cost.HIT, 50.0)
+        costs.add_measurement(Cost.HIT, 50.0)
     assert told_costs(job).hit_s == 50.0
 
 

@@ -9,7 +9,7 @@ import pytest
 from machinery import Job, attach, hello, w
 
 from holdfast.coordination.progress.costs import FIRST_LOSS_S, Cost, MeasuredCosts
-from holdfast.coordination.progress.replacement_timing import NodesLost, choose
+from holdfast.coordination.progress.replacement_timing import NodesLost, choose_replacement
 from holdfast.protocol import events as ev
 from holdfast.protocol.messages import any_side as msg
 
@@ -20,9 +20,9 @@ def measured(
     costs = job.machine.context.progress.costs
     for cost, value in ((Cost.TRANSFER, transfer_s), (Cost.SWAP, swap_s), (Cost.BUILD, build_s)):
         for _ in range(5):
-            costs.measured(cost, value)
+            costs.add_measurement(cost, value)
     for _ in range(64):
-        costs.step(step_s, 0.0, 2)
+        costs.add_step(step_s, 0.0, 2)
     return costs
 
 
@@ -31,20 +31,22 @@ def lost(*, nodes: int = 4, copies: int = 3, back_s: float = 0.0) -> NodesLost:
 
 
 def test_before_anything_was_measured_it_is_at_once() -> None:
-    choice = choose(MeasuredCosts(), lost(), 0.0)
+    choice = choose_replacement(MeasuredCosts(), lost(), 0.0)
     assert choice.at_once
     assert choice.why.endswith("(estimates)")
 
 
 def test_state_that_comes_while_the_step_is_done_again_costs_nothing() -> None:
-    choice = choose(measured(Job().start(), transfer_s=0.9), lost(), 0.0)
+    choice = choose_replacement(measured(Job().start(), transfer_s=0.9), lost(), 0.0)
     assert choice.at_once
     assert "at once costs 0.00 s of training" in choice.why
 
 
 def test_with_experts_all_wait_for_it() -> None:
     loss = replace(lost(), experts=True)
-    assert "at once costs 0.90 s of training" in choose(measured(Job().start(), transfer_s=0.9), loss, 0.0).why
+    assert (
+        "at once costs 0.90 s of training" in choose_replacement(measured(Job().start(), transfer_s=0.9), loss, 0.0).why
+    )
 
 
 @pytest.mark.parametrize(("nodes", "at_once"), [(2, True), (64, False)])
@@ -53,19 +55,19 @@ def test_a_long_transfer_is_waited_for_by_few_nodes_and_goes_beside_the_training
 ) -> None:
     """With a 20 s transfer, all nodes wait 19 s; or one of 2 (of 64) is missing that long, then a swap follows."""
     costs = measured(Job().start(), transfer_s=4.0 if nodes == 2 else 20.0)
-    assert choose(costs, lost(nodes=nodes), 0.0).at_once is at_once
+    assert choose_replacement(costs, lost(nodes=nodes), 0.0).at_once is at_once
 
 
 def test_little_is_no_reason_to_leave_the_usual_way() -> None:
     costs = measured(Job().start(), transfer_s=1.9)
-    assert choose(costs, lost(nodes=64), 0.0).at_once
+    assert choose_replacement(costs, lost(nodes=64), 0.0).at_once
 
 
 def test_a_last_copy_that_would_cost_days_is_copied_first() -> None:
     costs = measured(Job().start(), transfer_s=20.0, build_s=1.0)
     days_s = 40 * FIRST_LOSS_S
-    assert not choose(costs, lost(nodes=64, copies=2, back_s=days_s), 0.0).at_once
-    choice = choose(costs, lost(nodes=64, copies=1, back_s=days_s), 0.0)
+    assert not choose_replacement(costs, lost(nodes=64, copies=2, back_s=days_s), 0.0).at_once
+    choice = choose_replacement(costs, lost(nodes=64, copies=1, back_s=days_s), 0.0)
     assert choice.at_once
     assert f"would cost {days_s:.0f} s" in choice.why
 

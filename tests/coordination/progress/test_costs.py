@@ -59,7 +59,7 @@ def test_of_many_measurements_the_newest_count() -> None:
     job = Job().start()
     costs = costs_of(job)
     for seconds in (100.0, 100.0, 100.0, 1.0, 2.0, 3.0, 4.0, 5.0):
-        costs.measured(Cost.WARM_UP, seconds)
+        costs.add_measurement(Cost.WARM_UP, seconds)
     assert costs.of(Cost.WARM_UP) == 3.0
 
 
@@ -71,9 +71,9 @@ def test_the_more_nodes_are_lost_the_sooner_the_next_is_expected_and_two_at_once
     assert costs.between_losses_s(start + FIRST_LOSS_S) == 2 * FIRST_LOSS_S
     job.lose("n1")
     job.lose("n2")
-    costs.measured(Cost.WARM_UP, 1.0)
+    costs.add_measurement(Cost.WARM_UP, 1.0)
     assert len(job.machine.record.costs["lost_at"]) == 1
     assert costs.between_losses_s(start) == pytest.approx(FIRST_LOSS_S / 2, rel=0.01)
     for count in range(1, 9):
-        costs.lost(start + 100.0 * count)
+        costs.record_loss(start + 100.0 * count)
     assert costs.between_losses_s(start + 800.0) == pytest.approx((FIRST_LOSS_S + 400.0) / 5)

@@ -50,7 +50,7 @@ def test_what_a_roll_back_undoes_is_told_again() -> None:
     job = Job(nodes=1).start()
     job.step(1)
     job.say(done(w("n0"), 1))
-    job.machine.context.evaluations.rolled_back(0)
+    job.machine.context.evaluations.on_rollback(0)
     assert dict(job.machine.record.evaluated) == {"eval": 0}
     job.say(done(w("n0"), 1, value=0.7))
     assert reported_evaluations(job) == [("eval", 1), ("eval", 1)]

@@ -56,14 +56,16 @@ def test_the_node_whose_state_is_another_is_named_once_all_have_told() -> None:
         ledger = StepLedger()
         ledger.follow(1, MEMBERS)
         for worker in order:
-            assert ledger.diverged() == ""
+            assert ledger.describe_divergence() == ""
             assert ledger.release() == []
             state_hash = "bad" if worker == w("n1") else "good"
             ledger.add_report(applied(worker, 1, 1, state_hash=state_hash), 100.0)
-        assert ledger.diverged().startswith("step 1: the state of n1 differs from that of the 2 other nodes.")
+        assert ledger.describe_divergence().startswith(
+            "step 1: the state of n1 differs from that of the 2 other nodes."
+        )
         assert ledger.release() == []
         ledger.undo_after(0)
-        assert ledger.diverged() == ""
+        assert ledger.describe_divergence() == ""
 
 
 def test_of_two_states_nobody_knows_which_is_right() -> None:
@@ -71,7 +73,9 @@ def test_of_two_states_nobody_knows_which_is_right() -> None:
     ledger.follow(1, MEMBERS[:2])
     for worker, state_hash in zip(MEMBERS, ("good", "bad"), strict=False):
         ledger.add_report(applied(worker, 1, 1, state_hash=state_hash), 100.0)
-    assert ledger.diverged().startswith("step 1: the state of n0, n1 differ, and nothing shows which is right")
+    assert ledger.describe_divergence().startswith(
+        "step 1: the state of n0, n1 differ, and nothing shows which is right"
+    )
 
 
 def test_who_does_not_tell_its_state_is_not_waited_for_beyond_the_next_step() -> None:
@@ -79,9 +83,9 @@ def test_who_does_not_tell_its_state_is_not_waited_for_beyond_the_next_step() ->
     ledger.follow(1, MEMBERS)
     for worker, state_hash in zip(MEMBERS[:2], ("good", "bad"), strict=True):
         ledger.add_report(applied(worker, 1, 1, state_hash=state_hash), 100.0)
-    assert ledger.diverged() == ""
+    assert ledger.describe_divergence() == ""
     ledger.add_report(applied(MEMBERS[0], 1, 2), 100.0)
-    assert "step 1: the state of n0, n1 differ" in ledger.diverged()
+    assert "step 1: the state of n0, n1 differ" in ledger.describe_divergence()
 
 
 def test_who_has_joined_after_the_step_has_no_state_of_its_own_to_tell() -> None:
@@ -91,9 +95,9 @@ def test_who_has_joined_after_the_step_has_no_state_of_its_own_to_tell() -> None
     for worker, state_hash in zip(MEMBERS[:2], ("good", "bad"), strict=True):
         ledger.follow(2, MEMBERS)
         ledger.add_report(applied(worker, 1, 1, state_hash=state_hash), 100.0)
-    assert ledger.diverged() == ""
+    assert ledger.describe_divergence() == ""
     ledger.record_step(w("n2"), 1)
-    assert "step 1: the state of n0, n1 differ" in ledger.diverged()
+    assert "step 1: the state of n0, n1 differ" in ledger.describe_divergence()
 
 
 def test_nan_is_equal_to_itself() -> None:

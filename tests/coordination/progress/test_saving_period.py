@@ -6,7 +6,7 @@ import pytest
 from machinery import Job, attach, hello, kept, w, written
 
 from holdfast.coordination.config import PeriodBounds
-from holdfast.coordination.progress.saving_period import gone_back, saved, saving_period_s
+from holdfast.coordination.progress.saving_period import add_loss, add_save, saving_period_s
 from holdfast.protocol import events as ev
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.record import Saving
@@ -39,14 +39,14 @@ def test_the_period_follows_what_saves_cost_and_how_often_they_were_needed(
 
 
 def test_costs_are_averaged_and_follow_what_changes() -> None:
-    saving = saved(Saving(), 10.0, 1.0)
+    saving = add_save(Saving(), 10.0, 1.0)
     assert saving == Saving(saved_at=10.0, cost_s=1.0, saves=1)
-    saving = saved(saving, 20.0, 3.0)
+    saving = add_save(saving, 20.0, 3.0)
     assert saving.cost_s == 2.0
     for time in range(100):
-        saving = saved(saving, float(time), 8.0)
+        saving = add_save(saving, float(time), 8.0)
     assert saving.cost_s == pytest.approx(8.0, rel=1e-3)
-    assert gone_back(saving).losses == 1
+    assert add_loss(saving).losses == 1
 
 
 def asked(job: Job) -> list[str]:

@@ -14,7 +14,7 @@ STEPS = st.integers(0, 6)
 @given(
     changes=st.lists(
         st.one_of(
-            st.tuples(st.just("note"), st.lists(st.sampled_from(WORKERS)), STEPS),
+            st.tuples(st.just("record_step"), st.lists(st.sampled_from(WORKERS)), STEPS),
             st.tuples(st.just("forget"), st.sampled_from(WORKERS)),
             st.tuples(st.just("follow"), st.sets(st.sampled_from(WORKERS))),
             st.tuples(st.just("go_back"), STEPS),
@@ -31,7 +31,7 @@ def test_counted_is_what_a_walk_would_find(changes: list[tuple[object, ...]]) ->
     for what, *arguments in changes:
         getattr(standings, str(what))(*arguments)
         match what, arguments:
-            case "note", [list(workers), int(at)]:
+            case "record_step", [list(workers), int(at)]:
                 known |= {worker: max(at, known.get(worker, 0)) for worker in workers}
             case "forget", [str(worker)]:
                 known.pop(worker, None)

@@ -172,9 +172,9 @@ class KeptSteps:
         self._pages.append(_Page(oldest[-1].step, data))
         self._bytes += len(data)
         while self._bytes > self._max_bytes:
-            gone = self._pages.popleft()
-            self._bytes -= len(gone.data)
-            self.given_up = gone.last
+            dropped = self._pages.popleft()
+            self._bytes -= len(dropped.data)
+            self.given_up = dropped.last
 
 
 def _split_into_pages(steps: Sequence[KeptStep]) -> Iterator[tuple[KeptStep, ...]]:

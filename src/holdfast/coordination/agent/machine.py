@@ -107,13 +107,16 @@ class AgentMachine:
         self._nonce = nonce
         self._places = [LocalRank() for _ in range(node.workers)]
         self._steps = NodeSteps(self._places)
-        self._plans, self._written = KnownPlans(maker), WrittenParts()
+        self._plans = KnownPlans(maker)
+        self._written = WrittenParts()
         self._keys = PostedKeys()
         self._snapshots = HeldSnapshots()
         #: finds workers that make no progress; the shell polls it every `watch.look_s` seconds
         self.watch = LateWatch()
         self.units = ReplicaGroups(node.workers, nonce)
-        self._connected, self._sent_at, self._tail_code = False, 0.0, EXIT_DONE
+        self._connected = False
+        self._sent_at = 0.0
+        self._tail_code = EXIT_DONE
         self._welcome: Welcome | None = None
         self._unfit: Leave | None = None
         self._restarts = Restarts()
@@ -417,7 +420,8 @@ class AgentMachine:
             # It stays a member with the state that it has applied, so no other worker must repeat anything.
             if not mates:
                 self.units.dissolve_group(index_of(place.worker))
-            place.ended, place.down = True, msgspec.structs.replace(down, applied=place.applied)
+            place.ended = True
+            place.down = msgspec.structs.replace(down, applied=place.applied)
             return [*self._send_unsent_steps(now), *self._send(place.down, now)]
         free = down.worker in self._on_trial and down.kind is FailureKind.HANG
         self._on_trial.discard(down.worker)
@@ -447,7 +451,8 @@ class AgentMachine:
         for place in (self._places[index] for index in mates):
             if place.done or not place.worker:
                 continue
-            worker, down = place.worker, place.down_with_group(cause)
+            worker = place.worker
+            down = place.down_with_group(cause)
             if not (replaced or place.ended):
                 out.append(KillHung(worker, down.detail))
             out += self._replace_lost(place, down, now, free=True, last=not replaced)
@@ -470,7 +475,8 @@ class AgentMachine:
         place.refill("")
         # Only its end is replayed. Its earlier messages would look as if the worker had come back. A step that
         # it alone has applied may be repeated with another result.
-        place.down, place.down_told = down, self._connected
+        place.down = down
+        place.down_reported = self._connected
         self._steps.undo_after(max(other.applied for other in self._places))
         if last or down.final or down.exit_code == EXIT_BAD_INPUT or self._unfit is not None:
             place.ended = (

@@ -68,7 +68,7 @@ class LocalRank:
     #: How the previous worker ended, until the present one attaches and a coordinator was told of it. Or how the
     #: present worker ended, if it left its loop.
     down: WorkerDown | None = None
-    down_told: bool = False
+    down_reported: bool = False
     #: whether the worker was told that the job is done
     done: bool = False
     #: whether its process has ended and is not replaced
@@ -110,7 +110,7 @@ class LocalRank:
             self.latest[type(message)] = message
         if isinstance(message, Begun | Entered | Warmed):
             self.warming = False
-        if isinstance(message, Attach) and self.down_told:
+        if isinstance(message, Attach) and self.down_reported:
             self.down = None
         if isinstance(message, Entered | Report | Finished):
             # These messages contain the worker's step, too.
@@ -143,13 +143,13 @@ class LocalRank:
 
         None if there is nothing to report, or if the present worker itself left its loop: it stays a member.
         """
-        gone = self.down
-        if gone is None or gone.has_left_loop:
+        down = self.down
+        if down is None or down.has_left_loop:
             return None
-        self.down_told = True
+        self.down_reported = True
         if Attach in self.latest:
             self.down = None
-        return gone
+        return down
 
     def on_order_sent(self, order: Order | UnitAnswer) -> None:
         """Update the record when an order is sent to the worker: done, warming up, reset to a standby, or begun with a
@@ -176,8 +176,8 @@ class LocalRank:
         the script's error, so that it does not end the job.
         """
         why = "the script has left its loop in a shadow step" if down.has_left_loop else down.detail
-        gone = msgspec.structs.replace(down, detail=why, exit_code=EXIT_FAILED, final=False, error=None)
-        return Warmed(worker=self.worker, seconds=0.0, error=why[:1024]), gone
+        reported = msgspec.structs.replace(down, detail=why, exit_code=EXIT_FAILED, final=False, error=None)
+        return Warmed(worker=self.worker, seconds=0.0, error=why[:1024]), reported
 
     @property
     def applied(self) -> int:
@@ -215,8 +215,8 @@ class LocalRank:
         raised = self.latest.get(Raised)
         if not isinstance(raised, Raised):
             return None
-        kind, code = FailureKind.EXCEPTION, raised.exit_code
-        return WorkerDown(worker=self.worker, kind=kind, detail=raised.detail, exit_code=code)
+        kind = FailureKind.EXCEPTION
+        return WorkerDown(worker=self.worker, kind=kind, detail=raised.detail, exit_code=raised.exit_code)
 
     def down_with_group(self, cause: str) -> WorkerDown:
         """Return the end of the worker, caused by the end of `cause`, another worker of its replica group."""
@@ -230,8 +230,8 @@ class LocalRank:
 
 def first_replayed(places: Sequence[LocalRank]) -> list[Kept]:
     """Return the messages to replay first: the ends of workers, and the states of the present ones."""
-    gone = [gone for place in places if (gone := place.pop_previous_down()) is not None]
-    return [*gone, *(message for place in places for message in place.kept_messages(FIRST_REPLAYED))]
+    ends = [down for place in places if (down := place.pop_previous_down()) is not None]
+    return [*ends, *(message for place in places for message in place.kept_messages(FIRST_REPLAYED))]
 
 
 def last_replayed(places: Sequence[LocalRank]) -> list[Kept]:

@@ -22,7 +22,8 @@ class Restarts:
 
     def set_limits(self, most: int, rules: Sequence[FailureRule]) -> None:
         """Set the coordinator's limit of restarts and the site's rules for classes of failures."""
-        self._most, self._classes = most, FailureClasses(rules)
+        self._most = most
+        self._classes = FailureClasses(rules)
 
     def refuse_restart(self, down: WorkerDown, now: float, *, free: bool = False) -> str:
         """Return why the node must leave after a process has died: its machine is broken, or its workers have failed

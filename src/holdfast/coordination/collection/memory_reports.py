@@ -54,7 +54,8 @@ class Memories:
         Once a change is over, ask some nodes for their memory use around it; emit the answers as an event when the time
         to answer is over.
         """
-        now, plan, question = self._transaction.now, self._transaction.record.plan, self._question
+        now, plan = self._transaction.now, self._transaction.record.plan
+        question = self._question
         if question is not None and now - question.at > ANSWER_S:
             self._emit_sample(question)
         if plan is None:
@@ -92,7 +93,8 @@ class Memories:
 
         `generation` and `before` are those before the change.
         """
-        transaction, self._before = self._transaction, None
+        self._before = None
+        transaction = self._transaction
         here = transaction.members.nodes
         roles = {
             **{name: "leaver" for name in before if name not in self._nodes},

@@ -100,7 +100,7 @@ class KeyBundles:
             if collected is None:
                 collected = self._collected[generation] = Collected(frozenset(plan.workers))
             own = [post for post in posts if post.generation == generation and node_of(post.worker) == node]
-            if why := next(filter(None, (_under_another_name(post, plan) for post in own)), ""):
+            if why := next(filter(None, (_describe_foreign_key(post, plan) for post in own)), ""):
                 return why
             try:
                 complete = collected.add(own)
@@ -112,7 +112,7 @@ class KeyBundles:
                     transaction.order_all(plan.workers, Posted(generation=generation, keys=keys))
         return ""
 
-    def owing(self, plan: GenerationPlan) -> list[str]:
+    def list_missing_members(self, plan: GenerationPlan) -> list[str]:
         """Return the members that have not posted their keys for this plan.
 
         Empty if no member has posted yet, or all have.
@@ -123,7 +123,7 @@ class KeyBundles:
         return [worker for worker in plan.workers if worker not in collected.bytes]
 
 
-def _under_another_name(post: Post, plan: GenerationPlan) -> str:
+def _describe_foreign_key(post: Post, plan: GenerationPlan) -> str:
     """Return the error if a worker has posted a key that does not belong to its rank, or ""."""
     rank = plan.rank(post.worker)
     key = next((key for key in post.keys if rank is not None and not is_key_of(rank, key)), None)

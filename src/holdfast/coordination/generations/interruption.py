@@ -60,7 +60,7 @@ class Interruption:
             self.reason = reason if reason == FAILURE else self.reason
             return
         self.reason = reason
-        self._progress.failed(failed_at, asked=reason != FAILURE)
+        self._progress.start_recovery(failed_at, asked=reason != FAILURE)
         self.stop = Stop(term=transaction.record.term, generation=transaction.record.generation)
         self.reports, self.complaints, self.refused = {}, {}, ""
         self._silent = deque(transaction.planned)

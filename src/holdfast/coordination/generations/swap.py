@@ -176,7 +176,7 @@ class PendingGeneration:
         if pending is None:
             return
         joins = before is None or set(pending.workers) != set(before.workers)
-        progress.swapped(step, pending, "grow" if joins else "rebalance")
+        progress.start_swap(step, pending, "grow" if joins else "rebalance")
         decision = Decision(kind=DecisionKind.REDO, applied=step)
         transaction.change(plan=pending, pending=None, decision=decision, **wanted_places(transaction, pending))
         announce_generation(transaction, pending, "join" if joins else "rebalance")

@@ -121,7 +121,7 @@ class Admission:
             ended: the workers that are known to have ended.
         """
         transaction, plan = self._transaction, self._transaction.record.plan
-        self._checkpoints.remind(node.name)
+        self._checkpoints.repeat_order(node.name)
         here = node.workers.keys() | ended | node.broken
         missing = [worker for worker in transaction.planned_on(node.name) if worker not in here]
         if missing:

@@ -146,7 +146,7 @@ class JobContext:
     def update_saved_state(self, plan: GenerationPlan) -> None:
         """Update which checkpoints, snapshots and stashed states can be used, after newly committed steps."""
         self.checkpoints.note_left_out(self.progress.take_left_out())
-        self.checkpoints.accept(self.ledger.committed)
+        self.checkpoints.update(self.ledger.committed)
         self.snapshots.update(self.ledger.committed)
         self.layouts.check_stash(plan)
 

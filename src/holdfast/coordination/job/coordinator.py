@@ -225,7 +225,7 @@ class Coordinator:
             # While reports are awaited, the next membership is unknown.
             return
         self.context.draining.release_proven(plan, self.context.checkpoints.newest_written)
-        if at_boundary := self.context.progress.release():
+        if at_boundary := self.context.progress.announce_applied_steps():
             self.context.forget_past_failures()
         if self._fails_for_skipped_steps(plan):
             return

@@ -189,7 +189,8 @@ class GenerationDecider:
                 without = self._repeat_rollback(verdict, arrivals)
             if without is None and isinstance(verdict, Verdict) and verdict.decision.applied:
                 why = f"there is no other live copy of step {verdict.decision.applied}"
-                self._progress.release()  # Steps that all members applied count, even if the job ends here.
+                # Steps that all members applied count, even if the job ends here.
+                self._progress.announce_applied_steps()
                 self._closing.renew(self._failures.explain(why))
                 arrivals = []
             else:
@@ -233,7 +234,7 @@ class GenerationDecider:
             record.checkpoints,
             self._standbys.fresh(arrivals),
             lost=partial(find_lost, record, reports=reports) if record.expert_shape is not None else None,
-            away=self._snapshots.lacking,
+            away=self._snapshots.lost_experts,
             anew=self._may_restart,
             unreadable=record.unreadable,
             places=record.layout.places,
@@ -369,7 +370,7 @@ class GenerationDecider:
         transaction, record = self._transaction, self._transaction.record
         if record.plan is not None or self._interruption.stop is not None or self._disconnected.replacing:
             return
-        if self._snapshots.awaited or self._record_age.awaits_agents:
+        if self._snapshots.is_awaiting_keepers or self._record_age.awaits_agents:
             return
         self._replacements.promote_to_restart()
         complete, needed = (
@@ -387,7 +388,7 @@ class GenerationDecider:
         workers = [info.id for info in transaction.members.workers()]
         known, fresh = record.checkpoints, self._standbys.fresh(workers)
         anew, unreadable, places = self._may_restart, record.unreadable, record.layout.places
-        committed, away = self._ledger.committed, self._snapshots.lacking
+        committed, away = self._ledger.committed, self._snapshots.lost_experts
         verdict = without_state(committed, known, fresh, away, anew=anew, unreadable=unreadable, places=places)
         self._execute(self._prefer_snapshot(verdict), workers, {})
 
@@ -462,7 +463,7 @@ class GenerationDecider:
             # Members that are told to stop leave groups that others still build.
             return False
         now, first = self._transaction.now, next(iter(complaints.values()))
-        owing = self._rendezvous.owing(plan)
+        owing = self._rendezvous.list_missing_members(plan)
         accused = unless_all(members, self._failures.find_self_accused(complaints.values()))
         transfers = self._collect_transfers(plan, complaints)
         named = accused or self._suspects.find_suspects(
@@ -580,8 +581,8 @@ class GenerationDecider:
         why = verdict.why if known else "the job resumes from its checkpoint"
         why = "all workers were started again" if self._progress.restarting else why
         self._ledger.reset(verdict.decision.applied)
-        self._checkpoints.rolled_back(to_snapshot=isinstance(verdict.decision.source, SnapshotSource))
-        self._evaluations.rolled_back(verdict.decision.applied)
+        self._checkpoints.on_rollback(to_snapshot=isinstance(verdict.decision.source, SnapshotSource))
+        self._evaluations.on_rollback(verdict.decision.applied)
         if self._layouts.is_from_stash(verdict.decision):
             return SAVE if self._closing.under_way else LAYOUT
         self._transaction.emit(RolledBack, to_step=verdict.decision.applied, why=why)
@@ -599,7 +600,7 @@ class GenerationDecider:
         """
         self._draining.release_all()
         workers = self._transaction.planned
-        self._progress.restarts()
+        self._progress.mark_restart()
         self._transaction.change(plan=None, pending=None, decision=None, passed=())
         self._disconnected.replace_workers(map(node_of, workers), "all workers are started again")
 
@@ -648,10 +649,12 @@ class GenerationDecider:
         if whole and reason == FAILURE and record.plan and len(plan.members) == len(record.plan.members):
             reason = "replace"
         anew = decision.kind in (DecisionKind.START, DecisionKind.ROLLBACK)
-        self._progress.decided(plan, record.plan, decision, count_kept(record, plan, decision, reports, assignment))
+        self._progress.record_decision(
+            plan, record.plan, decision, count_kept(record, plan, decision, reports, assignment)
+        )
         if puts_away:
-            self._progress.puts_away(decision)
-        self._progress.replaced(moved, plan, self._replacements.why, whole=whole)
+            self._progress.mark_layout_change(decision)
+        self._progress.record_replacements(moved, plan, self._replacements.why, all_replaced=whole)
         if anew:
             transaction.change(lineage=plan.generation)
         if anew or not _any_member_reported(record.plan, reports):
@@ -683,8 +686,8 @@ class GenerationDecider:
         record = self._transaction.record
         assert record.plan is not None
         if decision.kind is DecisionKind.FORWARD and decision.commit is not None:
-            self._ledger.decided(decision.applied, decision.commit)
-        self._progress.release()
+            self._ledger.record_decision(decision.applied, decision.commit)
+        self._progress.announce_applied_steps()
         self._transaction.change(passed=self._ledger.unannounced)
 
 

@@ -126,7 +126,7 @@ def completed_without_state(verdict: Verdict | NothingLeft, transaction: Transac
     newcomers = find_stateless_members(plan, transaction.members)
     if newcomers:
         progress.ledger.without(newcomers)
-        progress.release()
+        progress.announce_applied_steps()
     return bool(newcomers)
 
 

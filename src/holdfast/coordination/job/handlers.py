@@ -71,7 +71,7 @@ class MessageHandlers:
             case msg.ClockOffset() | msg.GpusRead() | msg.OutputFailed():
                 self._on_machine_report(node, message)
         ledger, ending = self._context.progress.ledger, self._context.job_end
-        if ledger.differing and ending.over is None and (why := ledger.diverged()):
+        if ledger.differing and ending.over is None and (why := ledger.describe_divergence()):
             ending.fail_job(f"replicas diverged: {why}")
 
     def _on_progress_report(self, node: Node, message: msg.Seen) -> None:
@@ -115,7 +115,7 @@ class MessageHandlers:
         """
         why = self._context.draining.on_end_notice(node.name, message.grace_s)
         if why and self._transaction.record.saves:
-            self._context.checkpoints.want(self._context.ledger.committed)
+            self._context.checkpoints.request_checkpoint(self._context.ledger.committed)
 
     def on_worker_message(self, node: Node, message: msg.WorkerMessage) -> None:
         """Call the handler of a worker's message for the job's phase.
@@ -202,7 +202,7 @@ class MessageHandlers:
             self._transaction.order(attach.worker, msg.JobDone())
             return
         if node.standby and node.complete and not node.returning:
-            self._context.progress.costs.measured(Cost.START, self._transaction.now - node.came)
+            self._context.progress.costs.add_measurement(Cost.START, self._transaction.now - node.came)
         if node.aside:
             return  # Standbys are warmed up later, while the others train.
         self._context.newcomers.on_worker_attached(
@@ -279,7 +279,7 @@ class MessageHandlers:
         self._record_transfer(node, message)
         recovery = self._context.progress.recovery
         if message.generation == self._transaction.generation and recovery is not None:
-            recovery.moved(message.received_bytes, message.transfer_s)
+            recovery.add_transfer(message.received_bytes, message.transfer_s)
             if self._transaction.members.entered(self._transaction.record.plan):
                 recovery.regrouped = self._transaction.now
 
@@ -302,7 +302,7 @@ class MessageHandlers:
             return
         context.ledger.prove(step, self._transaction.generation)
         # Release before the promotion: new members have not applied the steps of the old generation.
-        if context.progress.release():
+        if context.progress.announce_applied_steps():
             context.forget_past_failures()
         lost_at = context.pending_generation.lost_at
         context.pending_generation.promote(step, context.progress)

@@ -37,7 +37,7 @@ def handle_request(context: JobContext, request: Request) -> None:
             if not context.draining.undrain(request.node):
                 context.escalation.readmit_node(request.node)
         case SaveState():
-            context.checkpoints.want(context.ledger.committed)
+            context.checkpoints.request_checkpoint(context.ledger.committed)
         case Shutdown():
             context.closing.request(request)
         case Planned():

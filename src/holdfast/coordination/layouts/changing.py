@@ -271,7 +271,7 @@ class LayoutChanges:
         members = Counter(member.node for member in plan.members)
         experts = plan.expert_plan.placement if plan.expert_plan is not None else ()
         wanted = {node: plan.places + (here if experts else 0) for node, here in members.items()}
-        if self._snapshots.everywhere(key, wanted):
+        if self._snapshots.is_stashed_on(key, wanted):
             self._finish_stash(plan, msgspec.structs.replace(change, kept=key, experts=experts))
 
     def cancel_stash(self, why: str, *, lasting: bool = False) -> None:
@@ -299,7 +299,7 @@ class LayoutChanges:
         source = self._snapshots.find_newest(change.kept[2])
         assert source is not None
         self._recent.append(transaction.now)
-        self._progress.layout_changes()
+        self._progress.on_state_stashed()
         decision = Decision(kind=DecisionKind.ROLLBACK, applied=source.step, source=source)
         self.activate_layout(change.after, decision)
 

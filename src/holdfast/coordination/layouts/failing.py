@@ -207,7 +207,7 @@ class FailingLayouts:
     def _restart(self, layout: Layout, source: Decision | None) -> None:
         """Replace all workers, to start under another layout from `source`, or from saved state if that is None."""
         self._stopping.end()
-        self._progress.restarts()
+        self._progress.mark_restart()
         self._changes.activate_layout(layout, source)
 
     # ---- layouts that do not fit into memory ----

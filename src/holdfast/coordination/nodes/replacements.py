@@ -18,7 +18,7 @@ from holdfast.coordination.generations.planner import copies_left, lacks_slots
 from holdfast.coordination.membership import Node
 from holdfast.coordination.nodes.standbys import StandbyNodes
 from holdfast.coordination.progress.costs import Cost, MeasuredCosts
-from holdfast.coordination.progress.replacement_timing import NodesLost, Replacement, choose
+from holdfast.coordination.progress.replacement_timing import NodesLost, Replacement, choose_replacement
 from holdfast.coordination.transaction import Transaction
 from holdfast.errors import BadInputError, RefusedError, UnreachableError
 from holdfast.protocol.names import node_of
@@ -109,7 +109,7 @@ class Replacements:
         back_s = max(0.0, self._transaction.now - saved_at)
         experts = plan.expert_plan is not None
         loss = NodesLost(nodes=len(nodes), lost=len(empty), copies=copies, back_s=back_s, experts=experts)
-        choice = choose(self._costs, loss, self._transaction.now)
+        choice = choose_replacement(self._costs, loss, self._transaction.now)
         self.why = choice.why
         return choice
 

@@ -233,7 +233,7 @@ class StandbyNodes:
         if entry is not None and not entry.ready and self.ready(node.name):
             self._write(msgspec.structs.replace(entry, ready=True))
             warm_s = max(warm_up.warm.values(), default=0.0)
-            self._costs.measured(Cost.WARM_UP, warm_s)
+            self._costs.add_measurement(Cost.WARM_UP, warm_s)
             self._transaction.emit(StandbyReady, node=node.name, roles=len(warm_up.warm), warm_s=warm_s)
 
     # ---- failures ----

@@ -84,7 +84,7 @@ class Pool:
         state.began_at = state.began_at or now
         state.emit(PoolStarted, url=url, pid=pid, policy=config.policy.name, reserve=state.reserve)
         self._jobs.start_coordinators()
-        self._advance()
+        self._allocate_if_settled()
         return state.flush([EmitPool(event) for event in self._lost])
 
     def handle(self, event: PoolInput, now: float) -> list[PoolInstruction]:
@@ -108,7 +108,7 @@ class Pool:
             self._apply_input(event)
             if isinstance(event, NextPlansSolved):
                 return []  # The pool is unchanged.
-        self._advance()
+        self._allocate_if_settled()
         return self.state.flush()
 
     @property
@@ -179,7 +179,7 @@ class Pool:
         if len(self.state.connected) < before:
             self._due_at = now
 
-    def _advance(self) -> None:
+    def _allocate_if_settled(self) -> None:
         """Allocate nodes and set when that is due again, unless a new server still waits for nodes to reconnect.
 
         Once all have, or time is up, the record counts as the newest.

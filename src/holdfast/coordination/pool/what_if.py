@@ -95,7 +95,7 @@ def demand_after(state: PoolState, demand: Demand, bid_of: Callable[[PooledJob, 
     """
     match change:
         case LoseNode(node):
-            return _without(state, demand, node)
+            return _without_node(state, demand, node)
         case AddNodes(nodes):
             if nodes < 1:
                 raise BadInputError(f"{nodes} nodes cannot come: give 1 or more")
@@ -107,7 +107,7 @@ def demand_after(state: PoolState, demand: Demand, bid_of: Callable[[PooledJob, 
             return _with_job(state, demand, bid_of, spec)
 
 
-def _without(state: PoolState, demand: Demand, node: str) -> Demand:
+def _without_node(state: PoolState, demand: Demand, node: str) -> Demand:
     """Return the demand without a node. If a job has the node, it counts as lost by that job.
 
     Raises:

@@ -129,7 +129,8 @@ class JobPoolClient:
         The nodes of a suspended job have left, and its state is saved: its plan is dropped, so that it starts with
         other nodes and misses none. A suspended job without checkpoints starts from scratch.
         """
-        transaction, submission = self._transaction, self._config.submission
+        transaction = self._transaction
+        submission = self._config.submission
         if not submission:
             return
         held = transaction.record.held or Held(submission=submission)
@@ -243,10 +244,10 @@ class JobPoolClient:
         absent, now = self._list_absent(held), self._transaction.now
         if not absent:
             return held
-        gone = [node for node in absent if held.grants[node].came and not self._absences.is_expected(node)]
-        gone += [node for node in find_overdue(held, now, self._config.grant_join_s) if node in absent]
-        gone += [node for node in held.to_leave if node in absent and not held.grants[node].came]
-        return give_back(held, gone)
+        returned = [node for node in absent if held.grants[node].came and not self._absences.is_expected(node)]
+        returned += [node for node in find_overdue(held, now, self._config.grant_join_s) if node in absent]
+        returned += [node for node in held.to_leave if node in absent and not held.grants[node].came]
+        return give_back(held, returned)
 
     def _update_roles(self, held: Held) -> Held:
         """Return the grants with the roles that the members and the other connected nodes have now."""
@@ -267,7 +268,8 @@ class JobPoolClient:
         """
         if held.places is None or self._summarize(held).training <= held.places:
             return held
-        transaction, written = self._transaction, self._held
+        transaction = self._transaction
+        written = self._held
         before = written.waiting if written is not None else frozenset[int]()
         leaving = {one.node for one in transaction.record.leaving}
         leaving_again = [node for node, grant in held.grants.items() if node in leaving and grant.number in before]
@@ -334,9 +336,9 @@ class JobPoolClient:
     def _drop_released_nodes(self, held: Held) -> None:
         """Treat nodes without a grant as lost: each has reported that none of the job's processes run there."""
         transaction = self._transaction
-        gone = [name for name in transaction.members.nodes if name not in held.grants]
-        gone += [name for name in self._absences.promised if name not in held.grants]
-        self._failures.handle(*(node_lost(name, FailureKind.CONNECTION_LOST, transaction.now) for name in gone))
+        released = [name for name in transaction.members.nodes if name not in held.grants]
+        released += [name for name in self._absences.promised if name not in held.grants]
+        self._failures.handle(*(node_lost(name, FailureKind.CONNECTION_LOST, transaction.now) for name in released))
 
     def _fail_if_stranded(self) -> None:
         """Fail the job, with the newest refusals as the reason, because too few nodes of the pool are usable.
@@ -369,8 +371,8 @@ class JobPoolClient:
             return
         # A node that only waits to leave would wait for a standby, or give its place to one: the pool wants neither.
         leaving = self._transaction.record.leaving
-        going = {one.node for one in leaving if one.closes or one.owed or self._replacing.is_beside(one)}
-        asked = [node for node in to_leave if node not in going]
+        on_the_way = {one.node for one in leaving if one.closes or one.owed or self._replacing.is_beside(one)}
+        asked = [node for node in to_leave if node not in on_the_way]
         if held.wish == "run" and asked and self._transaction.now - self._asked_at >= RETRY_S:
             self._asked_at = self._transaction.now
             for node in asked:

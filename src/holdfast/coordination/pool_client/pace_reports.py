@@ -75,7 +75,8 @@ class PaceReporter:
         Step times of another layout are dropped, and so are numbers of workers that do not fill whole nodes.
         """
         self._update_costs()
-        workers, record = self._spec.workers_per_node, self._transaction.record
+        workers = self._spec.workers_per_node
+        record = self._transaction.record
         layouts = layouts_by_nodes(record, nodes=min(self._spec.max_nodes, _MOST_NODES), workers=workers)
         step_s = dict(self._reported.step_s) if self._reported is not None and self._reported.layouts == layouts else {}
         for world, seconds in self._costs.paces().items():

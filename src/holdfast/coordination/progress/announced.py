@@ -53,7 +53,8 @@ class Progress:
         self._layout_cost: tuple[float, int] | None = None
         #: committed steps after which a checkpoint was due but not written
         self._left_out: list[int] = []
-        self._told, self._told_at = transaction.position.step, 0.0
+        self._sent_step = transaction.position.step
+        self._sent_at = 0.0
         #: when the newest step with a known time was committed, in Unix seconds; 0 if no time is known
         self._known_at = 0.0
 
@@ -100,7 +101,7 @@ class Progress:
         """Whether a restart of all workers is in progress, until the lost steps are repeated."""
         return self.recovery is not None and self.recovery.restart
 
-    def release(self) -> bool:
+    def announce_applied_steps(self) -> bool:
         """Announce the steps that all members have applied, at most `AT_ONCE`; return whether there were any.
 
         That a step has passed proves that all members had applied the previous one. But first all members must have
@@ -108,7 +109,7 @@ class Progress:
         draining workers that have already left, it proves nothing.
         """
         proven = self.ledger.proven if self._transaction.members.entered(self._transaction.record.plan) else 0
-        if retained := self._owed:
+        if retained := self._retained_workers:
             proven = min(proven, self.ledger.slowest(retained))
         return self._announce_all(self.ledger.release(AT_ONCE, up_to=proven))
 
@@ -150,15 +151,15 @@ class Progress:
         """
         transaction = self._transaction
         seldom_s = every_s * max(SELDOM, len(transaction.members.nodes) / TOLD_AT_ONCE)
-        if self.ledger.committed == self._told or transaction.now < self._told_at + seldom_s:
+        if self.ledger.committed == self._sent_step or transaction.now < self._sent_at + seldom_s:
             return
-        self._told, self._told_at = self.ledger.committed, transaction.now
+        self._sent_step, self._sent_at = self.ledger.committed, transaction.now
         # Write the record first: it must know the steps that the agents drop, even if the journal is lost.
         transaction.change()
         here = (node.connection for node in transaction.members.nodes.values())
-        transaction.broadcast(here, Committed(term=transaction.record.term, step=self._told))
+        transaction.broadcast(here, Committed(term=transaction.record.term, step=self._sent_step))
 
-    def failed(self, failed_at: float, *, asked: bool = False) -> None:
+    def start_recovery(self, failed_at: float, *, asked: bool = False) -> None:
         """Start to measure a recovery.
 
         One that is still in progress keeps the time of its first failure, one that has regrouped is replaced; a restart
@@ -178,16 +179,18 @@ class Progress:
                 failed=failed_at, detected=self._transaction.now, action="shrink", taken=taken, asked=asked
             )
 
-    def restarts(self) -> None:
+    def mark_restart(self) -> None:
         """Mark the recovery, if any, as a restart of all workers, which lasts until a step after the committed one is
         committed.
         """
         recovery = self.recovery
         if recovery is not None:
-            recovery.action, recovery.restart, recovery.decided = "restart_all", True, self._transaction.now
+            recovery.action = "restart_all"
+            recovery.restart = True
+            recovery.decided = self._transaction.now
             recovery.after_step = max(recovery.after_step, self.ledger.committed)
 
-    def swapped(self, step: int, plan: GenerationPlan, action: str) -> None:
+    def start_swap(self, step: int, plan: GenerationPlan, action: str) -> None:
         """Start to measure a join or a rebalance that took effect after `step`, from the commit before it.
 
         A recovery that has regrouped, but committed only that step, is still announced later.
@@ -197,7 +200,8 @@ class Progress:
             action: The kind of change, such as "grow" or "rebalance".
         """
         self._follow(plan)
-        since, before = self.committed_at or self._transaction.now, self.recovery
+        since = self.committed_at or self._transaction.now
+        before = self.recovery
         if before is not None and before.regrouped and before.after_step < step:
             # Its members were complete for one step.
             self._swapped_away = before
@@ -206,7 +210,7 @@ class Progress:
         self.recovery.nodes = frozenset(member.node for member in plan.members)
         self.recovery.experts_moved = plan.expert_plan.moves if plan.expert_plan else 0
 
-    def decided(
+    def record_decision(
         self,
         plan: GenerationPlan,
         before: GenerationPlan | None,
@@ -243,7 +247,9 @@ class Progress:
         else:
             recovery.action = _replaced(plan.workers, workers)
 
-    def replaced(self, moved: Mapping[str, tuple[str, str]], plan: GenerationPlan, why: str, *, whole: bool) -> None:
+    def record_replacements(
+        self, moved: Mapping[str, tuple[str, str]], plan: GenerationPlan, why: str, *, all_replaced: bool
+    ) -> None:
         """Record which nodes take over others' ranks in this plan.
 
         Nodes that have taken over a rank before, and have trained no step since, are announced together with them. This
@@ -252,29 +258,32 @@ class Progress:
         Args:
             moved: For each such node, the node that it replaces and the reason for choosing it.
             why: Why this recovery replaces nodes, or not.
-            whole: Whether all lost nodes are replaced.
+            all_replaced: Whether all lost nodes are replaced.
         """
         recovery = self.recovery
         if recovery is None:
             return
         recovery.why = why
-        if whole and recovery.action == "shrink":
+        if all_replaced and recovery.action == "shrink":
             # The replacements had joined earlier.
             recovery.action = "replace"
-        here, before = {member.node for member in plan.members}, recovery.taken
-        owed = {one.node: one for one in self._transaction.record.leaving if one.owed}
-        given = {one.beside: (one.node, "") for one in owed.values() if one.beside}
+        planned = {member.node for member in plan.members}
+        before = recovery.taken
+        draining = {one.node: one for one in self._transaction.record.leaving if one.owed}
+        given = {one.beside: (one.node, "") for one in draining.values() if one.beside}
         taken: dict[str, TakenPlace] = {}
-        for name, (whose, of_it) in {**given, **moved}.items():
-            gone = owed.get(whose)
-            reason = FAILURE if gone is None else MOVE if gone.stays else DRAIN
+        for name, (from_node, choice) in {**given, **moved}.items():
+            drained = draining.get(from_node)
+            reason = FAILURE if drained is None else MOVE if drained.stays else DRAIN
             # The first replacement failed before it had trained.
-            first = before.get(whose)
-            taken[name] = TakenPlace(whose, reason, of_it) if first is None else replace(first, why=of_it)
+            first = before.get(from_node)
+            taken[name] = TakenPlace(from_node, reason, choice) if first is None else replace(first, why=choice)
         merged = {**taken, **before, **{name: taken[name] for name in moved}}
-        recovery.taken = {name: place for name, place in merged.items() if name in here and place.whose not in here}
+        recovery.taken = {
+            name: place for name, place in merged.items() if name in planned and place.from_node not in planned
+        }
 
-    def puts_away(self, decision: Decision) -> None:
+    def mark_layout_change(self, decision: Decision) -> None:
         """Mark the recovery as a layout change: the decided plan stashes the state."""
         if self.recovery is not None:
             self.recovery.action, self.recovery.restart = LAYOUT, True
@@ -285,15 +294,15 @@ class Progress:
         if self.recovery is not None and self.recovery.action == LAYOUT:
             self.recovery.action, self.recovery.restart = "retry", False
 
-    def layout_changes(self) -> None:
+    def on_state_stashed(self) -> None:
         """Mark the recovery as a layout change, as the state is stashed and all workers will be replaced.
 
         Start one if an earlier coordinator began the change. Step times are forgotten.
         """
         # An earlier coordinator began the change.
         if self.recovery is None:
-            self.failed(self._transaction.now, asked=True)
-        self.puts_away(Decision(kind=DecisionKind.ROLLBACK, applied=self.ledger.committed))
+            self.start_recovery(self._transaction.now, asked=True)
+        self.mark_layout_change(Decision(kind=DecisionKind.ROLLBACK, applied=self.ledger.committed))
         self.costs.forget_steps()
 
     def layout_cost(self, since: float) -> tuple[float, int]:
@@ -306,12 +315,12 @@ class Progress:
         return cost if cost is not None else (max(0.0, self.committed_at - since), 0)
 
     @property
-    def _owed(self) -> list[str]:
+    def _retained_workers(self) -> list[str]:
         """The workers of draining nodes that have left the plan but must still apply steps."""
         return [worker for one in self._transaction.record.leaving for worker in one.owed]
 
     def _follow(self, plan: GenerationPlan) -> None:
-        self.ledger.follow(plan.generation, (*plan.workers, *self._owed))
+        self.ledger.follow(plan.generation, (*plan.workers, *self._retained_workers))
 
     def _announce_all(self, released: Sequence[CommittedStep]) -> bool:
         """Announce committed steps, and the cost of recoveries that they complete.
@@ -322,7 +331,7 @@ class Progress:
             self._note_the_end(done)
             self._note_left_out(done)
             self._announce(done)
-            self._recovered(done)
+            self._announce_recoveries(done)
         return bool(released)
 
     def _note_the_end(self, done: CommittedStep) -> None:
@@ -353,15 +362,16 @@ class Progress:
 
         Also emit an event if the whole step was skipped, or if the loss is no longer finite. Measure its duration.
         """
-        commit, before = done.commit, self._transaction.position
+        commit = done.commit
+        before = self._transaction.position
         # If all witnesses of a step are dead, its time is unknown. Clocks of other machines may also lag.
         time = max(done.time or self._transaction.now, self.committed_at)
         seconds = time - self.committed_at if self.committed_at else 0.0
         paused_s = min(done.paused_s, seconds)
-        self.costs.step(seconds - paused_s, time, done.world)
+        self.costs.add_step(seconds - paused_s, time, done.world)
         self._known_at = time if done.time else self._known_at
         if self.recovery is not None:
-            self.recovery.swapped_at(done.step, time)
+            self.recovery.restart_clock(done.step, time)
         self._transaction.emit_at(
             time,
             StepCommitted,
@@ -390,36 +400,36 @@ class Progress:
         elif _only_loss_is_infinite(commit) and (math.isfinite(before.loss) or not before.step):
             self._transaction.emit_at(time, LossNotFinite, step=done.step, loss=f"{commit.mean_loss:g}")
 
-    def _recovered(self, done: CommittedStep) -> None:
+    def _announce_recoveries(self, done: CommittedStep) -> None:
         """Announce the cost of the recovery, and of the one before it, if this is their first committed step."""
         before, recovery = self._swapped_away, self.recovery
         if before is not None and done.step > before.after_step:
             self._swapped_away = None
-            self._tell_cost(done, before)
+            self._announce_cost(done, before)
         if recovery is not None and recovery.regrouped and done.step > recovery.after_step:
             self.recovery = None
-            self._tell_cost(done, recovery)
+            self._announce_cost(done, recovery)
 
-    def _tell_cost(self, done: CommittedStep, recovery: RecoveryCost) -> None:
+    def _announce_cost(self, done: CommittedStep, recovery: RecoveryCost) -> None:
         """Record and emit the cost of a recovery that this step completes, as a rebalance or a recovery; then emit
         which nodes took over ranks.
 
         A layout change also keeps its cost for later.
         """
-        self.costs.switched(recovery, self.committed_at)
+        self.costs.record_switch(recovery, self.committed_at)
         costs = recovery.costs(self.committed_at)
         if recovery.action == LAYOUT:
             down_s = max(0.0, self.committed_at - recovery.failed)
             self._layout_cost = down_s, recovery.moved_bytes
-            self.costs.measured(Cost.LAYOUT, max(0.0, down_s - self.costs.step_s))
+            self.costs.add_measurement(Cost.LAYOUT, max(0.0, down_s - self.costs.step_s))
         if recovery.action == "rebalance":
             fields = {name: costs[name] for name in ("moved_bytes", "experts_moved", "transfer_s", "down_s")}
             self._transaction.emit(Rebalanced, step=done.step, **fields)
         else:
             self._transaction.emit(Recovered, **costs)
-            self._moved(recovery)
+            self._announce_moved_nodes(recovery)
 
-    def _moved(self, recovery: RecoveryCost) -> None:
+    def _announce_moved_nodes(self, recovery: RecoveryCost) -> None:
         """Emit which nodes have taken over ranks, with the cost.
 
         For nodes that joined first to replace a draining one, this includes joining; a join remembers that cost.
@@ -432,7 +442,7 @@ class Progress:
             before_s, bytes_before = joined.get(name, (0.0, 0))
             self._transaction.emit(
                 NodeMoved,
-                from_node=place.whose,
+                from_node=place.from_node,
                 to_node=name,
                 reason=place.reason,
                 down_s=before_s + down_s,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from holdfast.coordination.config import CoordinatorConfig
 from holdfast.coordination.progress.costs import Cost, MeasuredCosts
-from holdfast.coordination.progress.saving_period import PRIOR_S, gone_back, prior_s, saved, saving_period_s
+from holdfast.coordination.progress.saving_period import PRIOR_S, add_loss, add_save, prior_s, saving_period_s
 from holdfast.coordination.snapshots.book import on_lineage
 from holdfast.coordination.transaction import Transaction
 from holdfast.errors import BadInputError
@@ -98,14 +98,14 @@ class CheckpointBook:
         """
         match message:
             case CheckpointDamaged():
-                return self._damaged(message)
+                return self._on_damaged(message)
             case CheckpointKept():
-                self._kept(message)
+                self._on_sealed(message)
             case CheckpointUnwritten():
-                self._unwritten(message)
+                self._on_unwritten(message)
             case CheckpointWritten():
-                self._written(message)
-        self.accept(committed)
+                self._on_written(message)
+        self.update(committed)
         return False
 
     @property
@@ -113,7 +113,7 @@ class CheckpointBook:
         """The newest step with all parts of a checkpoint written, whether it counts yet or not; 0 for none."""
         return max((name.step for name, one in self._open.items() if one.complete), default=0)
 
-    def accept(self, committed: int) -> None:
+    def update(self, committed: int) -> None:
         """Order complete checkpoints of steps up to `committed` to be sealed, and drop those that will never be
         complete.
 
@@ -122,7 +122,7 @@ class CheckpointBook:
         for name, one in sorted(self._open.items(), key=lambda item: item[0]):
             if one.complete and name.step <= committed:
                 self._seal(name, one)
-            elif self._left(name, one):
+            elif self._is_abandoned(name, one):
                 self._drop(name)
         plan = self._transaction.record.plan
         if self._wanted is not None and plan is not None and plan.generation != self._asked:
@@ -216,7 +216,7 @@ class CheckpointBook:
         """Return whether a checkpoint of this step or a later one already counts."""
         return name.step <= self._newest
 
-    def want(self, committed: int) -> None:
+    def request_checkpoint(self, committed: int) -> None:
         """Request a checkpoint of a step after this one, for a user. The request is repeated once in each generation.
 
         Raises:
@@ -226,7 +226,7 @@ class CheckpointBook:
             raise BadInputError("the job keeps no checkpoints: start it with --checkpoint-dir DIR")
         self._wanted, self._asked = committed, 0
 
-    def rolled_back(self, *, to_snapshot: bool) -> None:
+    def on_rollback(self, *, to_snapshot: bool) -> None:
         """Drop all unsealed checkpoints after a rollback.
 
         Args:
@@ -234,13 +234,13 @@ class CheckpointBook:
         """
         self._left_out = 0
         if not to_snapshot:
-            self._transaction.change(saving=gone_back(self._transaction.record.saving))
+            self._transaction.change(saving=add_loss(self._transaction.record.saving))
         for name in list(self._open):
             self._drop(name)
 
     # ---- parts ----
 
-    def _written(self, message: CheckpointWritten) -> None:
+    def _on_written(self, message: CheckpointWritten) -> None:
         """Record that a part was written.
 
         If the checkpoint counts already, release the writer; if it can never count, order the part's removal. The
@@ -271,10 +271,11 @@ class CheckpointBook:
 
         Does nothing while the node that has the order is connected.
         """
-        transaction, there = self._transaction, self._transaction.members.nodes
-        if one.sealer in there:
+        transaction = self._transaction
+        connected = transaction.members.nodes
+        if one.sealer in connected:
             return
-        one.sealer = next((node for node in (*one.nodes, *there) if node in there), "")
+        one.sealer = next((node for node in (*one.nodes, *connected) if node in connected), "")
         parts = [one.parts[number] for number in range(one.count)]
         # A sealed checkpoint proves that its step is committed.
         transaction.change()
@@ -289,7 +290,7 @@ class CheckpointBook:
         )
         transaction.order_node(one.sealer, order)
 
-    def _left(self, name: CheckpointName, one: _Open) -> bool:
+    def _is_abandoned(self, name: CheckpointName, one: _Open) -> bool:
         """Return whether a worker of the current plan has left the job or its loop without writing its part, so that
         the checkpoint will never be complete.
 
@@ -302,7 +303,7 @@ class CheckpointBook:
         infos = [members.worker(worker) for worker in lacking]
         return any(worker in members.left for worker in lacking) or any(info and info.finished for info in infos)
 
-    def _unwritten(self, message: CheckpointUnwritten) -> None:
+    def _on_unwritten(self, message: CheckpointUnwritten) -> None:
         """Report that a part could not be written, or a checkpoint not sealed, and drop the checkpoint.
 
         Training goes on. No event for one that is undone or overtaken by a newer one; nothing for one that counts.
@@ -351,14 +352,15 @@ class CheckpointBook:
 
     # ---- what counts ----
 
-    def _kept(self, message: CheckpointKept) -> None:
+    def _on_sealed(self, message: CheckpointKept) -> None:
         """Record that a checkpoint was sealed and counts from now on: emit it, release its writers, and drop or remove
         older ones.
 
         One that is undone, overtaken or dropped does not count; it is removed now or with the next ones. Repeated
         reports are ignored.
         """
-        transaction, record, node = self._transaction, self._transaction.record, node_of(message.worker)
+        transaction, record = self._transaction, self._transaction.record
+        node = node_of(message.worker)
         name = _name_of(message)
         known = KnownCheckpoint(step=message.step, name=message.name, term=message.term, generation=message.generation)
         if name is None or known in record.checkpoints or known.name in record.superseded:
@@ -374,7 +376,7 @@ class CheckpointBook:
         checkpoints, old = retained((*record.checkpoints, known))
         superseded = (*record.superseded, *old)[-MAX_PRUNED:]
         slowed_s = min(self._costs.slowed_s(transaction.now - message.seconds), message.seconds)
-        saving = saved(record.saving, transaction.now, max(message.stall_s, slowed_s))
+        saving = add_save(record.saving, transaction.now, max(message.stall_s, slowed_s))
         transaction.change(checkpoints=checkpoints, superseded=superseded, saving=saving)
         if known in checkpoints:
             self._failed = 0
@@ -398,7 +400,7 @@ class CheckpointBook:
         if superseded:
             self._prune([node], superseded)
 
-    def _damaged(self, message: CheckpointDamaged) -> bool:
+    def _on_damaged(self, message: CheckpointDamaged) -> bool:
         """Stop counting a checkpoint that cannot be read, emit that, and tell all nodes, but keep its files; return
         whether it counted.
         """
@@ -416,7 +418,7 @@ class CheckpointBook:
             )
         return True
 
-    def remind(self, node: str) -> None:
+    def repeat_order(self, node: str) -> None:
         """Repeat the order about unreadable checkpoints to a reconnected node, which may have missed the first."""
         record = self._transaction.record
         if record.unreadable and record.superseded:
@@ -438,10 +440,10 @@ class CheckpointBook:
         """
         record = self._transaction.record
         stays = {known.name for known in record.checkpoints} or {*record.superseded} - {*self._void}
-        gone = tuple(name for name in names if name not in stays)
-        there = [node for node in dict.fromkeys(nodes) if node in self._transaction.members.nodes] if gone else []
-        for place, node in enumerate(there):
-            self._transaction.order_node(node, PruneCheckpoints(term=record.term, names=gone, remove=place == 0))
+        pruned = tuple(name for name in names if name not in stays)
+        connected = [node for node in dict.fromkeys(nodes) if node in self._transaction.members.nodes] if pruned else []
+        for index, node in enumerate(connected):
+            self._transaction.order_node(node, PruneCheckpoints(term=record.term, names=pruned, remove=index == 0))
 
 
 def _settled(name: CheckpointName) -> AcceptCheckpoint:
@@ -456,5 +458,5 @@ def _name_of(message: CheckpointWritten | CheckpointKept | CheckpointUnwritten) 
         name = parse_name(message.name)
     except ValueError:
         return None
-    said = (message.term, message.generation, message.step)
-    return name if (name.term, name.generation, name.step) == said else None
+    expected = (message.term, message.generation, message.step)
+    return name if (name.term, name.generation, name.step) == expected else None

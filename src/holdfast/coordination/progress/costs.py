@@ -100,7 +100,7 @@ class MeasuredCosts:
         """The median seconds of the last steps, or 0 before the first."""
         return median(self._seconds) if self._seconds else 0.0
 
-    def measured(self, cost: Cost, value: float) -> None:
+    def add_measurement(self, cost: Cost, value: float) -> None:
         """Write a measurement to the record, of which the newest are kept: seconds, or bytes for `Cost.STATE`.
 
         Negative ones are ignored.
@@ -120,7 +120,7 @@ class MeasuredCosts:
             return
         kind = Cost.ROLLED_BACK if recovery.restart else _RECOVERED.get(recovery.action)
         if kind is not None:
-            self.measured(kind, max(0.0, committed - recovery.failed - self.step_s))
+            self.add_measurement(kind, max(0.0, committed - recovery.failed - self.step_s))
 
     def of(self, cost: Cost) -> float:
         """Return the median of the last measurements of a cost, or an estimate before the first."""
@@ -130,7 +130,7 @@ class MeasuredCosts:
         """Return whether a cost was measured, so that `of` is not just an estimate."""
         return bool(self._known(cost))
 
-    def lost(self, now: float) -> None:
+    def record_loss(self, now: float) -> None:
         """Record the time of the loss of a node; losses at almost the same time count once.
 
         It is written with the next other measurement.
@@ -156,7 +156,7 @@ class MeasuredCosts:
             return ()
         return self._unwritten.get(cost) or self._transaction.record.costs.get(cost, ())
 
-    def step(self, seconds: float, time: float, world: int) -> None:
+    def add_step(self, seconds: float, time: float, world: int) -> None:
         """Record the duration of a step with this many workers, which was committed at `time`.
 
         Ignore durations of 0, which are unknown.
@@ -185,7 +185,7 @@ class MeasuredCosts:
         steps = [seconds for seconds, time in zip(self._seconds, self._times, strict=True) if time > since]
         return max(0.0, sum(steps) - self.step_s * len(steps))
 
-    def switched(self, recovery: RecoveryCost, committed: float) -> None:
+    def record_switch(self, recovery: RecoveryCost, committed: float) -> None:
         """Record the bytes and the pause of a switch, once the first step of the new generation is committed.
 
         Joins do not measure the bandwidth: the transfers between their other members include waiting for the new node's
@@ -205,11 +205,11 @@ class MeasuredCosts:
     def _keep(self, recovery: RecoveryCost, committed: float) -> None:
         """Record the costs that a recovery or a join has measured."""
         if recovery.action == "grow" and recovery.swap:
-            self.measured(Cost.SWAP, max(0.0, committed - recovery.failed - self.step_s))
+            self.add_measurement(Cost.SWAP, max(0.0, committed - recovery.failed - self.step_s))
         elif recovery.decided and recovery.regrouped and not recovery.restart:
-            self.measured(Cost.DECISION, max(0.0, recovery.decided - recovery.detected))
-            self.measured(Cost.BUILD, max(0.0, recovery.regrouped - recovery.decided - recovery.transfer_s))
+            self.add_measurement(Cost.DECISION, max(0.0, recovery.decided - recovery.detected))
+            self.add_measurement(Cost.BUILD, max(0.0, recovery.regrouped - recovery.decided - recovery.transfer_s))
         self._keep_loss(recovery, committed)
         if recovery.most_bytes and recovery.action in ("grow", "replace"):
-            self.measured(Cost.TRANSFER, recovery.transfer_s)
-            self.measured(Cost.STATE, recovery.most_bytes)
+            self.add_measurement(Cost.TRANSFER, recovery.transfer_s)
+            self.add_measurement(Cost.STATE, recovery.most_bytes)

@@ -25,17 +25,17 @@ class EvaluationBook:
         transaction, record = self._transaction, self._transaction.record
         if not record.lineage <= message.generation <= record.generation:
             return
-        told = dict(record.evaluated)
-        news = [result for result in message.results if result.step > told.get(result.name, 0)]
+        reported = dict(record.evaluated)
+        news = [result for result in message.results if result.step > reported.get(result.name, 0)]
         for result in sorted(news, key=lambda one: (one.step, one.name)):
-            told.pop(result.name, None)  # The names that were reported longest ago stay first.
-            told[result.name] = result.step
+            reported.pop(result.name, None)  # The names that were reported longest ago stay first.
+            reported[result.name] = result.step
             metrics = {key: value if math.isfinite(value) else None for key, value in result.metrics.items()}
             transaction.emit(Evaluated, name=result.name, step=result.step, samples=result.samples, metrics=metrics)
         if news:
-            transaction.change(evaluated=dict(list(told.items())[-MAX_EVALUATIONS:]))
+            transaction.change(evaluated=dict(list(reported.items())[-MAX_EVALUATIONS:]))
 
-    def rolled_back(self, step: int) -> None:
+    def on_rollback(self, step: int) -> None:
         """Allow the evaluations after `step` to be reported a second time."""
         evaluated = self._transaction.record.evaluated
         if any(newest > step for newest in evaluated.values()):

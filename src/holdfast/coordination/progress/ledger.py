@@ -113,7 +113,7 @@ class StepLedger:
         if step > self.committed:
             self._steps.setdefault(step, _Pending(commit))
 
-    def decided(self, step: int, commit: Commit) -> None:
+    def record_decision(self, step: int, commit: Commit) -> None:
         """Record the decision to finish a step with this result, which also replaces the flags of an earlier report of
         the step.
 
@@ -177,7 +177,7 @@ class StepLedger:
         known.world = known.world or news.world
         known.paused_s = max(known.paused_s, news.paused_s)
 
-    def diverged(self) -> str:
+    def describe_divergence(self) -> str:
         """Return a message that names the nodes with differing states, or "" if none differ.
 
         "" also while other members may still report that step. The minority is named, or all if there is none.
@@ -187,7 +187,7 @@ class StepLedger:
             return ""
         *fewer, most = sorted(known.of_a_role_that_differs, key=len)
         odd = set[str]().union(*fewer)
-        if self._more_will_tell(odd | most) and max(self._steps) == self.differing:
+        if self._may_get_hashes(odd | most) and max(self._steps) == self.differing:
             return ""
         if len(odd) < len(most):
             what, suspects = f"differs from that of the {len(most)} other nodes", odd
@@ -200,13 +200,13 @@ class StepLedger:
             "test the memory and the accelerators of these nodes"
         )
 
-    def _more_will_tell(self, told: set[str]) -> bool:
+    def _may_get_hashes(self, reported: set[str]) -> bool:
         """Return whether a worker of another node has not reached the step after which states differ.
 
         A worker reports its hash before it counts as having reached the step. One that received its state from another
         node has no hash.
         """
-        elsewhere = (worker for worker in self._members if node_of(worker) not in told)
+        elsewhere = (worker for worker in self._members if node_of(worker) not in reported)
         return any((self._worker_progress.of(worker) or 0) < self.differing for worker in elsewhere)
 
     def prove(self, step: int, generation: int) -> None:
@@ -221,11 +221,11 @@ class StepLedger:
 
     def record_step(self, worker: str, step: int) -> None:
         """Record that a worker has the state of `step`, from any source."""
-        self._worker_progress.note((worker,), step)
+        self._worker_progress.record_step((worker,), step)
 
     def record_steps(self, workers: Iterable[str], step: int) -> None:
         """Record that these workers have the state of `step`."""
-        self._worker_progress.note(workers, step)
+        self._worker_progress.record_step(workers, step)
 
     def forget(self, worker: str) -> None:
         """Remove a worker that is gone, so that the others no longer wait for it."""
@@ -325,9 +325,13 @@ class StepLedger:
                 done = _Pending(_unknown(self._samples))
             self.committed += 1
             self._worker_progress.ask_next()
-            step, v, paused_s = self.committed, done.commit, done.paused_s
-            room -= step_weight(v)
-            out.append(CommittedStep(step=step, commit=v, world=done.world, time=done.time, paused_s=paused_s))
+            commit = done.commit
+            room -= step_weight(commit)
+            out.append(
+                CommittedStep(
+                    step=self.committed, commit=commit, world=done.world, time=done.time, paused_s=done.paused_s
+                )
+            )
         return out
 
 

@@ -43,7 +43,7 @@ class LoadBook:
 
     def __init__(self, transaction: Transaction) -> None:
         self._transaction = transaction
-        self._told = (0, 0)
+        self._version = (0, 0)
         #: tokens per step `(L, E)`, or None before the first report
         self.tokens: FloatArray | None = None
         #: bytes of parameters and optimizer state of one expert of one layer
@@ -57,7 +57,7 @@ class LoadBook:
         One that is not newer than the known one is ignored, as are all of a model without experts.
         """
         shape, version = self._transaction.record.expert_shape, (message.generation, message.step)
-        if shape is None or version <= self._told:
+        if shape is None or version <= self._version:
             return True
         if not isfinite(message.token_s):
             return False
@@ -66,5 +66,5 @@ class LoadBook:
         except ValueError:
             return False
         self.tokens, self.expert_bytes, self.token_s = tokens, message.expert_bytes, message.token_s
-        self._told = version
+        self._version = version
         return True

@@ -21,7 +21,7 @@ class TakenPlace:
     """A rank that one node has taken over from another."""
 
     #: the node that had it before
-    whose: str
+    from_node: str
     #: failure, drain or move
     reason: str
     #: why this node was chosen
@@ -63,12 +63,12 @@ class RecoveryCost:
     #: the most bytes that one member has received
     most_bytes: int = 0
 
-    def swapped_at(self, step: int, time: float) -> None:
+    def restart_clock(self, step: int, time: float) -> None:
         """Start the cost of a join at the commit of the step at which it took effect."""
         if self.swap and step == self.after_step:
             self.failed = self.detected = time
 
-    def moved(self, received_bytes: int, transfer_s: float) -> None:
+    def add_transfer(self, received_bytes: int, transfer_s: float) -> None:
         """Add the bytes of the state that a member has received, and count the longest transfer."""
         self.moved_bytes += received_bytes
         self.most_bytes = max(self.most_bytes, received_bytes)

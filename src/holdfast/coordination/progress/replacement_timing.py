@@ -40,7 +40,7 @@ class Replacement:
     why: str
 
 
-def choose(costs: MeasuredCosts, loss: NodesLost, now: float) -> Replacement:
+def choose_replacement(costs: MeasuredCosts, loss: NodesLost, now: float) -> Replacement:
     """Choose whether a standby replaces lost nodes at once, or joins later while the job goes on with fewer nodes, and
     say why.
 

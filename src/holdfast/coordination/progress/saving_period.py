@@ -60,7 +60,7 @@ def prior_s(nodes: int, failure_rate: float, exposed_s: float, *, experts: int, 
     return min(PRIOR_S, 1.0 / rate) if rate > 0 else PRIOR_S
 
 
-def saved(saving: Saving, now: float, cost_s: float) -> Saving:
+def add_save(saving: Saving, now: float, cost_s: float) -> Saving:
     """Return the statistics after another save at `now` that cost this many seconds: a running mean of the newest
     saves.
     """
@@ -70,6 +70,6 @@ def saved(saving: Saving, now: float, cost_s: float) -> Saving:
     return msgspec.structs.replace(saving, saved_at=now, cost_s=mean, saves=saving.saves + 1)
 
 
-def gone_back(saving: Saving) -> Saving:
+def add_loss(saving: Saving) -> Saving:
     """Return the statistics after a rollback to a save, or after one was missing."""
     return msgspec.structs.replace(saving, losses=saving.losses + 1)

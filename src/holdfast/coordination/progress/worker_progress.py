@@ -45,7 +45,7 @@ class WorkerProgress:
         self._members = frozenset(members)
         self._count()
 
-    def note(self, workers: Iterable[str], step: int) -> None:
+    def record_step(self, workers: Iterable[str], step: int) -> None:
         """Record that these workers have the state of `step`, unless they already have a later one."""
         # This runs for all workers of a job at every step. A node's workers are mostly at the same step, so they are
         # counted together.

@@ -197,7 +197,7 @@ class Failures:
         """
         transaction, tries = self._transaction, self._emit_failure(failure)
         self._disconnected.stop_expecting(failure.node)
-        self._costs.lost(transaction.now)
+        self._costs.record_loss(transaction.now)
         node, why = transaction.members.nodes.get(failure.node), failure.evidence.detail
         beyond = node is not None and (
             self._is_the_machines(failure) or self._escalation.is_exhausted(Severity.NODE, tries)

@@ -19,7 +19,7 @@ from holdfast.coordination.membership import Node
 from holdfast.coordination.snapshots.keeping import peers_of
 from holdfast.coordination.transaction import Transaction
 from holdfast.protocol.events import SnapshotFailed, SnapshotRejected, SnapshotSaved
-from holdfast.protocol.messages import worker as said
+from holdfast.protocol.messages import worker as worker_messages
 from holdfast.protocol.messages.agent import DropSnapshots, KeepSnapshots, NodeSnapshots, WantedPart
 from holdfast.protocol.names import node_of
 from holdfast.protocol.plan import FaultThreshold
@@ -77,7 +77,7 @@ class SnapshotBook:
         #: Snapshots without a usable copy, the oldest first.
         self._lost: dict[SnapshotKey, None] = {}
         #: The newest announced snapshot.
-        self._told: SnapshotKey = (0, 0, 0)
+        self._newest_announced: SnapshotKey = (0, 0, 0)
         #: The parts that each node was last ordered to keep.
         self._asked: dict[str, tuple[WantedPart, ...]] = {}
         #: The step of the snapshot that was last reported as failed.
@@ -85,7 +85,7 @@ class SnapshotBook:
         self._changed = False
         #: Whether a snapshot is complete, but its step is not committed yet.
         self._ahead = False
-        self._looked = 0.0
+        self._checked_at = 0.0
         #: Seals by the (term, generation) of a plan.
         self._seals: dict[tuple[int, int], bytes] = {}
         #: When this coordinator first checked for awaited nodes.
@@ -98,18 +98,20 @@ class SnapshotBook:
 
     # ---- reports ----
 
-    def on_parts_held(self, node: Node, told: NodeSnapshots | None) -> None:
+    def on_parts_held(self, node: Node, reported: NodeSnapshots | None) -> None:
         """Record the parts that a node says it holds, and order it to drop useless ones: of another run (which is also
         emitted), of undone steps or of another layout.
 
         None: it keeps no snapshots.
         """
-        if told is None:
+        if reported is None:
             return
         self._changed = True
-        parts = tuple(part for part in told.parts if self._is_ours(part) and _is_of_use(self._transaction.record, part))
-        others = tuple(part for part in told.parts if part not in parts)
-        node.snapshots = NodeSnapshots(host=told.host, port=told.port, parts=parts)
+        parts = tuple(
+            part for part in reported.parts if self._is_ours(part) and _is_of_use(self._transaction.record, part)
+        )
+        others = tuple(part for part in reported.parts if part not in parts)
+        node.snapshots = NodeSnapshots(host=reported.host, port=reported.port, parts=parts)
         if not others:
             return
         foreign = [part for part in others if not self._is_ours(part)]
@@ -120,20 +122,22 @@ class SnapshotBook:
         if foreign:
             self._transaction.emit(SnapshotRejected, step=foreign[0].step, node=node.name, why=why)
 
-    def on_snapshot_message(self, message: said.SnapshotTaken | said.SnapshotLeftOut | said.SnapshotDamaged) -> bool:
+    def on_snapshot_message(
+        self, message: worker_messages.SnapshotTaken | worker_messages.SnapshotLeftOut | worker_messages.SnapshotDamaged
+    ) -> bool:
         """Handle a member's report: add up the cost of a part, emit the first failure of a step, or exclude damaged
         copies.
 
         Return True if the generation cannot continue, because the snapshot that it restores is lost.
         """
         match message:
-            case said.SnapshotTaken():
+            case worker_messages.SnapshotTaken():
                 cost = self._costs.setdefault(message.snapshot.key, _Cost())
                 _keep_newest(self._costs, _KEPT_COSTS)
                 cost.nbytes += message.bytes
                 cost.seconds, cost.stall_s = max(cost.seconds, message.seconds), max(cost.stall_s, message.stall_s)
                 return False
-            case said.SnapshotLeftOut():
+            case worker_messages.SnapshotLeftOut():
                 # If one node has no room, others may have none either: report only the first.
                 if message.step != self._failed:
                     self._failed = message.step
@@ -141,10 +145,10 @@ class SnapshotBook:
                         SnapshotFailed, node=node_of(message.worker), step=message.step, why=message.why
                     )
                 return False
-            case said.SnapshotDamaged():
+            case worker_messages.SnapshotDamaged():
                 return self._on_snapshot_damaged(message)
 
-    def _on_snapshot_damaged(self, message: said.SnapshotDamaged) -> bool:
+    def _on_snapshot_damaged(self, message: worker_messages.SnapshotDamaged) -> bool:
         """Exclude a damaged copy, or the whole snapshot if no node is named, and emit that.
 
         Return whether the current decision restores this snapshot, and all copies of a part that it names are damaged.
@@ -179,7 +183,9 @@ class SnapshotBook:
         """Return the newest complete and usable snapshot, stashed state included, of a step up to `committed`, with the
         nodes that hold each part, or None.
         """
-        found = [held for key, held in self._held().items() if key not in self._lost and self._is_whole(held)]
+        found = [
+            held for key, held in self._group_parts().items() if key not in self._lost and self._is_full_state(held)
+        ]
         held = max((one for one in found if one.example.step <= committed), key=_age, default=None)
         if held is None:
             return None
@@ -198,7 +204,7 @@ class SnapshotBook:
             experts=self._experts_of(held),
         )
 
-    def _is_whole(self, held: _Held) -> bool:
+    def _is_full_state(self, held: _Held) -> bool:
         """Return whether the parts make up a full state: each has a holder.
 
         A stashed state must be the recorded one, with the dense part and a copy of each expert.
@@ -214,13 +220,13 @@ class SnapshotBook:
         )
 
     @property
-    def lacking(self) -> Sequence[tuple[int, int]]:
+    def lost_experts(self) -> Sequence[tuple[int, int]]:
         """The experts (layer, number) on disconnected nodes without which the stashed state cannot be used.
 
         Empty if there is no such state, or if the rest of it is lost, too.
         """
         change = self._transaction.record.change
-        held = self._held().get(change.kept) if change is not None and change.kept is not None else None
+        held = self._group_parts().get(change.kept) if change is not None and change.kept is not None else None
         return self._find_lost_experts(held) if held is not None and self._has_dense(held) else ()
 
     def _has_dense(self, held: _Held) -> bool:
@@ -238,7 +244,7 @@ class SnapshotBook:
         change = self._transaction.record.change
         return change.experts if held.example.everywhere and change is not None else ()
 
-    def everywhere(self, key: SnapshotKey, parts: Mapping[str, int]) -> bool:
+    def is_stashed_on(self, key: SnapshotKey, parts: Mapping[str, int]) -> bool:
         """Return whether each of these nodes is connected and holds its full number of parts of a stashed state.
 
         Args:
@@ -247,8 +253,8 @@ class SnapshotBook:
         here = self._transaction.members.nodes
         held = [(here[name].snapshots if name in here else None, wanted) for name, wanted in parts.items()]
         return all(
-            told is not None and len([part for part in told.parts if part.everywhere and part.key == key]) == wanted
-            for told, wanted in held
+            known is not None and len([part for part in known.parts if part.everywhere and part.key == key]) == wanted
+            for known, wanted in held
         )
 
     def newest(self, committed: int) -> tuple[int, int] | None:
@@ -257,7 +263,7 @@ class SnapshotBook:
         return (source.step, min(map(len, source.parts[: source.dense]))) if source is not None else None
 
     @property
-    def awaited(self) -> bool:
+    def is_awaiting_keepers(self) -> bool:
         """Whether nodes with parts of the decided snapshot are disconnected but may still connect: only within a lease
         after this coordinator's start.
         """
@@ -277,11 +283,11 @@ class SnapshotBook:
             self._drop_stale_stash()
         nodes = len(self._transaction.members.nodes)
         wait_s = nodes / LOOKED_THROUGH if nodes > FEW else 0.0
-        early = not at_once and 0.0 <= self._transaction.now - self._looked < wait_s
+        early = not at_once and 0.0 <= self._transaction.now - self._checked_at < wait_s
         if early or not (self._changed or self._costs or self._ahead):
             return
-        self._looked = self._transaction.now
-        held = self._held()
+        self._checked_at = self._transaction.now
+        held = self._group_parts()
         self._announce(held, committed)
         if self._changed:
             self._changed = False
@@ -295,11 +301,11 @@ class SnapshotBook:
         """
         record = self._transaction.record
         for node in self._transaction.members.nodes.values():
-            told = node.snapshots
-            gone = [part for part in told.parts if part.everywhere and not _is_of_use(record, part)] if told else []
-            if told is not None and gone:
-                node.snapshots = msgspec.structs.replace(told, parts=tuple(p for p in told.parts if p not in gone))
-                self._transaction.send(node.connection, DropSnapshots(term=record.term, parts=tuple(gone)))
+            held = node.snapshots
+            stale = [part for part in held.parts if part.everywhere and not _is_of_use(record, part)] if held else []
+            if held is not None and stale:
+                node.snapshots = msgspec.structs.replace(held, parts=tuple(p for p in held.parts if p not in stale))
+                self._transaction.send(node.connection, DropSnapshots(term=record.term, parts=tuple(stale)))
                 self._changed = True
 
     def _announce(self, held: dict[SnapshotKey, _Held], committed: int) -> None:
@@ -309,10 +315,10 @@ class SnapshotBook:
         Stashed state is not emitted.
         """
         usual = {key: one for key, one in held.items() if not one.example.everywhere}
-        complete = sorted(key for key, one in usual.items() if key > self._told and one.complete)
+        complete = sorted(key for key, one in usual.items() if key > self._newest_announced and one.complete)
         self._ahead = any(key[2] > committed for key in complete)
         for key in [key for key in complete if key[2] <= committed]:
-            self._told, cost = key, self._costs.get(key, _Cost())
+            self._newest_announced, cost = key, self._costs.get(key, _Cost())
             asked = self._config.spec.recovery.fault_threshold
             nodes = sum(node.snapshots is not None for node in self._transaction.members.nodes.values())
             self._transaction.emit(
@@ -323,7 +329,7 @@ class SnapshotBook:
                 stall_s=cost.stall_s,
                 fault_threshold=FaultThreshold(asked=asked, given=min(asked, nodes)),
             )
-        self._costs = {key: cost for key, cost in self._costs.items() if key > self._told}
+        self._costs = {key: cost for key, cost in self._costs.items() if key > self._newest_announced}
 
     def _order_copies(self, held: dict[SnapshotKey, _Held]) -> None:
         """Order peers to copy parts of the newest snapshots, so that each part lies on as many nodes as the fault
@@ -350,7 +356,7 @@ class SnapshotBook:
                 order = KeepSnapshots(term=self._transaction.record.term, wanted=asked)
                 self._transaction.send(keeping[name].connection, order)
 
-    def _held(self) -> dict[SnapshotKey, _Held]:
+    def _group_parts(self) -> dict[SnapshotKey, _Held]:
         """Return the usable parts by snapshot, with the nodes that hold each."""
         found: dict[SnapshotKey, _Held] = {}
         for node, part in self._parts():
@@ -423,8 +429,8 @@ def _age(held: _Held) -> tuple[int, SnapshotKey]:
 
 
 def _keeper(node: Node) -> Keeper | None:
-    told = node.snapshots
-    return Keeper(node=node.name, host=told.host, port=told.port) if told is not None else None
+    held = node.snapshots
+    return Keeper(node=node.name, host=held.host, port=held.port) if held is not None else None
 
 
 def _numbered(example: SnapshotPart, part: int) -> SnapshotPart:

@@ -78,7 +78,8 @@ class StateCopy:
             self._weight += step_weight(one.commit)
         while self._weight > MAX_PASSED:
             self._weight -= step_weight(self.history.popleft().commit)
-        self._step_or_kind, self.passed = step, self.history[-1] if self.history else None
+        self._step_or_kind = step
+        self.passed = self.history[-1] if self.history else None
         self.reduced, self.keeps = None, False
 
     def set_loaded(self, step: int, decision: Decision | None) -> None:
@@ -125,8 +126,8 @@ class StateCopy:
             self.mark_void()
             return
         # After a START, the local state does not belong to any step of the job.
-        anew = decision.kind is DecisionKind.START
-        self.keeps = receives and not (apart or anew) and self.applied is not None
+        is_start = decision.kind is DecisionKind.START
+        self.keeps = receives and not (apart or is_start) and self.applied is not None
         if receives:
             self.reduced = None
             if not (self.fresh or self.keeps):
@@ -148,4 +149,5 @@ class StateCopy:
         if self.applied != decision.applied:
             raise ValueError(f"the local state is of step {self.applied}, the decision of step {decision.applied}")
         # Discard the results of the step that is repeated.
-        self.reduced, self.passed = None, self.history[-1] if self.history else None
+        self.reduced = None
+        self.passed = self.history[-1] if self.history else None

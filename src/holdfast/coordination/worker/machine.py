@@ -416,7 +416,8 @@ class WorkerMachine(StateAdoption):
             paused_s: How long training paused for this step, in seconds.
             last_step: The step at which the script's loop ends, or 0 if unknown.
         """
-        world, generation, forward = self.generations.world, self.generation, self.phase is Phase.FORWARD
+        world, generation = self.generations.world, self.generation
+        forward = self.phase is Phase.FORWARD
         self._change_phase("finish_apply")
         passed = self.passed
         if passed is None:
@@ -482,8 +483,13 @@ class WorkerMachine(StateAdoption):
 
         Return an empty list if frozen.
         """
-        stopped, why, step = self._copy.stops, self.wishes.why, self.applied or 0
-        finished = Finished(worker=self.worker, generation=self.generation, step=step, stopped=stopped, why=why)
+        finished = Finished(
+            worker=self.worker,
+            generation=self.generation,
+            step=self.applied or 0,
+            stopped=self._copy.stops,
+            why=self.wishes.why,
+        )
         return [SendToCoordinator(finished)] if self._cross_boundary("finish") else []
 
     def keep_state_only(self) -> bool:
@@ -491,7 +497,8 @@ class WorkerMachine(StateAdoption):
         if self.applied is None or self.phase not in KEEPING:
             return False
         # The gradients of the current micro-batch may be only partly summed.
-        self._keeps_state_only, self._share.summed = True, []
+        self._keeps_state_only = True
+        self._share.summed = []
         return True
 
     # ---- inside ----

@@ -17,7 +17,7 @@ from holdfast.coordination.config import PeriodBounds
 from holdfast.coordination.experts.blobs import encode_all_experts
 from holdfast.coordination.generations.decisions import Verdict, decide
 from holdfast.coordination.progress.checkpoints import KEPT
-from holdfast.coordination.progress.saving_period import saved, saving_period_s
+from holdfast.coordination.progress.saving_period import add_save, saving_period_s
 from holdfast.errors import BadInputError, JobFailedError
 from holdfast.protocol.checkpoints.directory import find_usable_checkpoints
 from holdfast.protocol.checkpoints.names import CheckpointName, parse_name
@@ -229,7 +229,7 @@ class SoloLink:
         self._orders.put(
             msg.AcceptCheckpoint(term=kept.term, generation=kept.generation, step=kept.step, name=kept.name)
         )
-        self._saving = saved(self._saving, self._now(), kept.stall_s)
+        self._saving = add_save(self._saving, self._now(), kept.stall_s)
         self._checkpoints = sorted([*self._checkpoints, parse_name(kept.name)])
         self._checkpoints, old = self._checkpoints[-KEPT:], self._checkpoints[:-KEPT]
         if old:

@@ -59,7 +59,8 @@ class ReplicaGroups:
 
     def __init__(self, workers: int, nonce: Callable[[], str]) -> None:
         self.join_timeout_s = JOIN_TIMEOUT_S
-        self._workers, self._nonce = workers, nonce
+        self._workers = workers
+        self._nonce = nonce
         #: by index on the node: the requests of the workers, and their groups
         self._requests: dict[int, _JoinRequest] = {}
         self._formed: dict[int, _Group] = {}

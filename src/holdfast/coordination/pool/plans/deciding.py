@@ -74,7 +74,8 @@ class CurrentPlan:
             self.trigger = why = why or MEASURED
         if not why and self._check_reserve and self._update_reserve(demand):
             self.trigger = why = RESERVE
-            calm, self._last_outline = False, outline_demand(demanded())
+            calm = False
+            self._last_outline = outline_demand(demanded())
         if not why and self._plan is not None:
             kept = divide(_FixedShares(policy, self._plan), demand)
             begun = [name for name, nodes in kept.nodes.items() if nodes and not self._plan.nodes.get(name)]

@@ -57,8 +57,8 @@ def _layouts_with_places(places: Sequence[int]) -> Layouts:
     before = (1, *places)
     new = [nodes for nodes, count in enumerate(places, 1) if count != before[nodes - 1]]
     found = [ListedLayout(layout=Layout(shard=places[nodes - 1]), nodes=nodes) for nodes in new]
-    whole = [ListedLayout(layout=WHOLE, nodes=1)] if found and new[0] > 1 else []
-    return (*whole, *found)[:MAX_LAYOUTS]
+    first = [ListedLayout(layout=WHOLE, nodes=1)] if found and new[0] > 1 else []
+    return (*first, *found)[:MAX_LAYOUTS]
 
 
 def merge_pace(before: JobPace | None, now: JobPace, reported: JobPace | None) -> JobPace:

@@ -71,7 +71,9 @@ class Share:
 
     def clear(self) -> None:
         """Clear the share; an open proposal must be withdrawn."""
-        self.assigned, self.summed, self.unwanted = None, [], self.proposed is not None
+        self.assigned = None
+        self.summed = []
+        self.unwanted = self.proposed is not None
 
     def propose(self, proposal: Proposal) -> None:
         """Open a proposal to the replica group.
