@@ -103,7 +103,7 @@ def test_a_move_is_awaited_until_it_is_told_who_has_the_place_and_what_it_waits_
         events=([], [moved]),
     )
     said: list[str] = []
-    assert await_moved(client, ["a"], 7, say=said.append) == {"a": moved}
+    assert await_moved(client, ["a"], 7, print_status=said.append) == {"a": moved}
     assert said == ["a waits for a standby to be warm", "a waits for the end of a step"]
     assert not client.left
 
@@ -112,7 +112,7 @@ def test_a_job_that_is_over_before_is_waited_for_no_longer() -> None:
     going = left(node("a"), leaving=(leaving("a", "nothing: the job ends"),))
     client = Moves(going, {**going, "state": "finished"}, events=())
     with pytest.raises(RefusedError, match="the job is finished, before a had moved"):
-        await_moved(client, ["a"], 7, say=None)
+        await_moved(client, ["a"], 7, print_status=None)
 
 
 def test_of_one_whose_follower_is_lost_before_it_has_trained_nobody_has_the_place() -> None:
@@ -126,14 +126,14 @@ def test_of_one_whose_follower_is_lost_before_it_has_trained_nobody_has_the_plac
     ]
     waiting = left(node("a", None, standby="warm"), node("b"))
     client = Moves(waiting, waiting, waiting, events=([left_], [left_, steps[0]], [left_, *steps]))
-    assert await_moved(client, ["a"], 7, say=None) == {"a": None}
+    assert await_moved(client, ["a"], 7, print_status=None) == {"a": None}
     assert not client.left
 
 
 def test_of_one_that_keeps_its_place_it_is_told_why() -> None:
     stayed = NodeStayed(time=1.0, job="j", term=1, generation=3, seq=8, node="a", reason="no_standby", detail="none")
     client = Moves(left(node("a")), events=([stayed],))
-    assert await_moved(client, ["a"], 7, say=None) == {"a": stayed}
+    assert await_moved(client, ["a"], 7, print_status=None) == {"a": stayed}
     assert not client.left
 
 
@@ -176,7 +176,7 @@ def test_all_others_are_drained_in_turn_where_one_is_lost_meanwhile() -> None:
 
 def test_of_one_that_is_lost_before_nobody_has_the_place() -> None:
     client = Moves(left(node("b")), events=([],))
-    assert await_moved(client, ["a"], 7, say=None) == {"a": None}
+    assert await_moved(client, ["a"], 7, print_status=None) == {"a": None}
 
 
 def test_standbys_are_none_of_a_jobs_size() -> None:

@@ -57,7 +57,7 @@ ANOTHER = {"submission": 8, "state": "admitted", "why": "", "nodes": [], "pace":
 
 def measured(client: Client) -> tuple[dict[str, Any], str]:
     spec = JobSpec(name="one")
-    return calibrate._measure(client, spec, (1, 4), 0.5, say=lambda _: None)  # pyright: ignore
+    return calibrate._measure(client, spec, (1, 4), 0.5, print_status=lambda _: None)  # pyright: ignore
 
 
 @pytest.mark.parametrize(
