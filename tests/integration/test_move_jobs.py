@@ -123,7 +123,7 @@ def test_a_move_that_the_job_does_not_wait_for_is_said(start_job: StartJob) -> N
     with job.client() as client:
         after = client.status()["events"]
         client.move(["node-1"])
-        outcome = await_moved(client, ["node-1"], after, say=None)["node-1"]
+        outcome = await_moved(client, ["node-1"], after, print_status=None)["node-1"]
     assert job.wait_exit() == 0, job.story()
     (stayed,) = job.all(NodeStayed)
     assert outcome == stayed
