@@ -21,9 +21,10 @@ from hypothesis import strategies as st
 from holdfast.errors import BadInputError
 from holdfast.observability import journal_file
 from holdfast.observability.journal import Journal, JournalError, JournalTakenError
-from holdfast.observability.journal_file import FileJournal
+from holdfast.observability.journal_file import FileJournal, PoolJournal
 from holdfast.protocol import events as ev
 from holdfast.protocol.events import JournalRepaired
+from holdfast.protocol.pool.events import PoolStarted
 from holdfast.protocol.position import Position
 from made_events import made
 
@@ -202,6 +203,17 @@ def test_a_file_cut_anywhere_goes_on_where_it_ends(
     final = FileJournal(path)
     assert final.position == _events(history)[1]
     final.close()
+
+
+def test_a_pools_journal_is_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "pool.events.jsonl"
+    journal = PoolJournal(path)
+    assert journal.pool == ""
+    journal.append(PoolStarted(time=1.0, pool="p", term=2, seq=1, url="u", pid=1, policy="fair", reserve=0))
+    journal.close()
+    again = PoolJournal(path)
+    assert (again.pool, again.term, again.last_seq) == ("p", 2, 1)
+    again.close()
 
 
 def test_a_loss_that_is_no_number_is_read_back(tmp_path: Path) -> None:

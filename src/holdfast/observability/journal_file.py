@@ -311,7 +311,7 @@ class PoolJournal(FileJournal):
             return _POOL.decode(line)
         return None
 
-    def _account(self, event: Any) -> None:
+    def _restore_state(self, event: Any) -> None:
         self.pool, self.term = event.pool, event.term
 
 
