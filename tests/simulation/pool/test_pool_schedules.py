@@ -166,7 +166,7 @@ class StartsAtOnce(Fence):
     def on_grant(self, grant: NodeGrant) -> list[FenceInstruction]:
         out = super().on_grant(grant)
         if any(isinstance(one, ReapGrant) for one in out) and grant.grant:
-            self.runs = grant.grant
+            self.running = grant.grant
             out.append(StartGrant(grant.grant, grant.job, grant.submission))
         return out
 
@@ -177,7 +177,7 @@ class StartsTwice(Fence):
     def on_reaped(self, grant: int) -> list[FenceInstruction]:
         out = super().on_reaped(grant)
         if self._newest.grant == grant:
-            self.runs = grant
+            self.running = grant
             out.append(StartGrant(grant, self._newest.job, self._newest.submission))
         return out
 
