@@ -18,7 +18,7 @@ from holdfast.counted_log import CountedLog
 from holdfast.errors import BadInputError
 
 DEADLINE_S = 30.0
-LOG = logging.getLogger("holdfast.test_doorkeeper")
+LOG = logging.getLogger("holdfast.test_connection_limits")
 
 
 class Greeter(asyncio.Protocol):
