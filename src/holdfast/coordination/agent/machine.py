@@ -111,7 +111,7 @@ class AgentMachine:
         self._written = WrittenParts()
         self._keys = PostedKeys()
         self._snapshots = HeldSnapshots()
-        #: finds workers that make no progress; the shell polls it every `watch.look_s` seconds
+        #: finds workers that make no progress; the shell polls it every `watch.check_interval_s` seconds
         self.watch = LateWatch()
         self.units = ReplicaGroups(node.workers, nonce)
         self._connected = False

@@ -98,7 +98,7 @@ def keep_summed(
         summed: for each rank, the micro-batches with gradients in its sum.
         usual: for each rank, its previous share. A rank keeps these unless another rank has them, so only the lost
             ranks' shares move.
-        idle: ranks that get none, unless all ranks are idle.
+        idle: ranks that get none of the rest, unless all ranks are idle.
         counts: the number for each rank, if they differ.
     """
     taken: set[int] = set()

@@ -188,7 +188,7 @@ class LayoutChanges:
         return self._config.layout_settle_s * 2 ** len(recent)
 
     def _report_kept(self, nodes: int, choice: LayoutChoice) -> None:
-        """Emit once for each number of nodes why the layout stays, if another could be chosen."""
+        """Emit why the layout stays, unless the script chose it or the last report had the same nodes and layout."""
         layout = self._transaction.record.layout
         if choice.by_script or self._reported == (nodes, layout):
             return

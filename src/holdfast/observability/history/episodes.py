@@ -142,7 +142,11 @@ class _EpisodeBuilder:
         return done
 
     def end(self) -> Episode:
-        """End the current episode. Joins of nodes that are not members yet move to the next episode."""
+        """End the current episode, and return it.
+
+        Without a recovery, joins of nodes that are not members yet move to the next episode, unless there are no other
+        events.
+        """
         done = self.current
         done.ended = self._place + 1
         self.current = Episode()

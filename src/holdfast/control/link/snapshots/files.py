@@ -319,7 +319,7 @@ def find_parts(folder: Path, job: str, damaged: Callable[[Path, str], None]) -> 
     """Return the parts in a folder, as their headers name them, and remove files that are not valid parts.
 
     Args:
-        damaged: called with each removed file, and the reason.
+        damaged: called with each path that is not a valid part, and the reason. Folders are reported, but not removed.
     """
     found: list[SnapshotPart] = []
     for path in sorted(folder.iterdir()):
