@@ -93,6 +93,11 @@ def restarts_period_s(case: FleetCase) -> float:
 
 
 def _summarize(accounts: Sequence[Account], seconds: float, parts: Sequence[str]) -> Forecast:
+    """Return means over replications, with confidence intervals, from one account for each.
+
+    Losses are shares of `seconds`, failures and rollbacks are per day. Causes that lost no time are left out of `lost`.
+    """
+
     def mean(value: Callable[[Account], float]) -> Estimate:
         return estimate(np.array([value(account) for account in accounts]))
 

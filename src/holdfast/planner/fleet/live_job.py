@@ -25,6 +25,10 @@ class LiveJob:
     """Simulates one course of a job that recovers live."""
 
     def __init__(self, case: FleetCase, course: Course, period_s: float, rng: np.random.Generator) -> None:
+        """Start at second 0 with all nodes of the course that are not away.
+
+        A checkpoint is saved after each `period_s` of training. `rng` draws the moment of each failure.
+        """
         self.account = Account()
         self._case = case
         self._course = course
@@ -65,6 +69,7 @@ class LiveJob:
             self._now = until
 
     def _account_for(self, what: str, seconds: float) -> None:
+        """Count seconds as lost to a cause. Cause "" divides them between training at the present speed and saving."""
         if what:
             self.account.lost[what] += seconds
         else:
@@ -74,6 +79,11 @@ class LiveJob:
     # ---- what happens ----
 
     def _on_failure(self, change: Change) -> None:
+        """Remove failed nodes. If they hit members, start a recovery, or if too few remain only queue owed stops.
+
+        If all copies of a part of the state are lost, add a rollback, unless one is under way. Stops that have not
+        ended yet are owed again after this recovery.
+        """
         nodes, before, ran = self._nodes, self._nodes.members, self._nodes.has_enough
         hits = nodes.remove_failed(change, before)
         if not hits:
@@ -92,6 +102,10 @@ class LiveJob:
             self._add_stops(self._now, owed)
 
     def _on_return(self, change: Change) -> None:
+        """Add returned nodes. If the job waited and now has enough, start a recovery that includes all owed stops.
+
+        If it already ran and the nodes become members, training stops for a join. Other nodes become standbys.
+        """
         waited, more = not self._nodes.has_enough, self._nodes.add_returned(change)
         if self._nodes.has_enough and waited:
             owed = self._uncompleted_stops()

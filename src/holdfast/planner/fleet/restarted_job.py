@@ -18,6 +18,7 @@ class RestartedJob:
     """Simulates one course of a job that restarts."""
 
     def __init__(self, case: FleetCase, course: Course, period_s: float) -> None:
+        """Start at second 0 with all nodes that are not away. A checkpoint follows each `period_s` of training."""
         self.account = Account()
         self._case = case
         self._course = course
@@ -79,6 +80,10 @@ class RestartedJob:
         return more > 0 and more / self._nodes.members / (self._case.failures_per_hour / 3600.0) > self._restart_s
 
     def _on_failure(self, change: Change) -> None:
+        """Remove failed nodes. If they hit a job that had enough nodes, roll it back and restart it after detection.
+
+        Time since the last checkpoint is lost. During a restart, all nodes that are up count as members.
+        """
         runs = self._nodes.has_enough
         restarting = self._now < self._ready_at
         if not self._nodes.remove_failed(change, self._nodes.members if restarting else self._members) or not runs:

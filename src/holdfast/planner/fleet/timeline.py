@@ -16,6 +16,7 @@ class Timeline:
     """A queue of future actions, and the clock that they advance. It is a `holdfast.clock.Clock`."""
 
     def __init__(self, start: float = 0.0) -> None:
+        """Create an empty queue whose clock shows `start` seconds."""
         self.now = start
         self._queue: list[tuple[float, int, int, Callable[..., object], tuple[Any, ...]]] = []
         self._sequence = count()

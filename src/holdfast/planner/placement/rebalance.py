@@ -115,12 +115,23 @@ def _make_cluster(replicas: int, nodes: int, gpus: int, active_ranks: Any, racks
 
 
 def _is_hierarchical(groups: int, nodes: int, experts: int, cluster: GpuCluster, threshold: int) -> bool:
+    """Whether to place groups on nodes as EPLB does: they divide evenly, all ranks are alive, and the threshold is 1.
+
+    Raises:
+        BadInputError: `groups` does not divide the experts.
+    """
     if groups < 1 or experts % groups:
         raise BadInputError(f"num_groups is {groups}: it must divide the {experts} experts")
     return groups % nodes == 0 and cluster.has_all_ranks and threshold == 1
 
 
 def _read_held_slots(old_indices: Any, loads: FloatArray, replicas: int, move_budget: int | None) -> IntArray | None:
+    """Return the expert in each slot now `(L, R)`, -1 for none, or None without `old_indices`.
+
+    Raises:
+        BadInputError: the move budget is negative or given without `old_indices`, or these have a wrong shape or
+            expert.
+    """
     if move_budget is not None and (move_budget < 0 or old_indices is None):
         what = "give old_indices, too: moves are counted from there" if move_budget >= 0 else "give at least 0"
         raise BadInputError(f"move_budget is {move_budget}: {what}")
@@ -149,6 +160,11 @@ def place_replicas(question: RebalanceRequest) -> IntArray:
 
 
 def _check_room(question: RebalanceRequest) -> None:
+    """Refuse requests that no placement can satisfy.
+
+    Raises:
+        BadInputError: live slots are fewer than experts, or each expert cannot be on `fault_threshold` domains.
+    """
     cluster, experts, threshold = question.cluster, question.loads.shape[1], question.fault_threshold
     slots = cluster.alive.size * cluster.per_gpu
     if slots < experts:
@@ -175,6 +191,11 @@ def _plan_counts(question: RebalanceRequest) -> IntArray:
     weight = 1.0 if threshold > 1 else np.inf
 
     def price(counts: IntArray) -> tuple[float, float]:
+        """Return a key by which placements are compared, smaller is better.
+
+        It is the sum of the share of fatal losses and `weight` times the busiest GPU's load over the mean, then that
+        load. With infinite weight, the load counts first, then the share.
+        """
         busiest = round(float(busiest_over_mean(counts, loads).mean()), _DIGITS)
         hosts = cluster.to_domain_counts(counts) > 0
         fatal = float(fatal_share(hosts).most @ default_weights(cluster.domains))

@@ -137,6 +137,11 @@ def _describe_limit(experts: int | None) -> str:
 
 
 def _as_integers(values: Any, name: str) -> IntArray:
+    """Return values as an int64 array.
+
+    Raises:
+        BadInputError: they are not numbers, have fractions, or are too large to be exact in a float.
+    """
     numbers = _as_numbers(values, name)
     if numbers.dtype.kind == "f" and not (numbers == np.floor(numbers)).all():
         raise BadInputError(f"{name} holds {numbers.dtype}: give whole numbers")
@@ -147,6 +152,11 @@ def _as_integers(values: Any, name: str) -> IntArray:
 
 
 def _as_numbers(values: Any, name: str) -> np.ndarray[tuple[int, ...], np.dtype[Any]]:
+    """Return values as a numpy array of flags, integers or floats. An empty array of another type becomes integers.
+
+    Raises:
+        BadInputError: values are not numbers, or rows differ in length.
+    """
     numbers = _as_array(values, name)
     if numbers.dtype.kind not in "biuf":
         if not numbers.size:
@@ -156,6 +166,11 @@ def _as_numbers(values: Any, name: str) -> np.ndarray[tuple[int, ...], np.dtype[
 
 
 def _as_array(values: Any, name: str) -> np.ndarray[tuple[int, ...], np.dtype[Any]]:
+    """Return values as a numpy array. Tensors are copied to the CPU, with floats in double precision.
+
+    Raises:
+        BadInputError: rows differ in length.
+    """
     if hasattr(values, "detach"):
         values = values.detach().cpu()
         # numpy does not know bfloat16.

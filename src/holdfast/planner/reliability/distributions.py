@@ -126,6 +126,7 @@ class RateProfile:
     rates: FloatArray
 
     def __post_init__(self) -> None:
+        """Raise `BadInputError` if the spell is not positive, a rate is negative, or all rates are 0."""
         require_positive("spell_hours", self.spell_hours)
         if np.any(self.rates < 0) or not np.any(self.rates > 0):
             raise BadInputError("timeline: needs rates of 0 or more, at least one above 0")

@@ -124,6 +124,11 @@ class DividedShares:
                 self._owner[node] = name
 
     def _make_bid(self, order: int, task: FleetTask, total: int, rate: float) -> Bid:
+        """Return a task's bid for nodes. `total` is the number of nodes in the pool, `rate` is their failure rate.
+
+        If the policy uses throughput, the bid includes what each size achieves and the share of time lost to failures.
+        Before the first division, it holds a guessed time for a change of size.
+        """
         has = len(self._mine[task.name])
         change_s = self._change_s(has) if self._begun else GUESSED_CHANGE_S
         lost_s = RESTART_S + SAVED_S / 2

@@ -110,6 +110,7 @@ def estimate_steps_on_gpus_s(model: GptModel, gpus: int) -> Sequence[float]:
 
 
 def _step_times_s(model: GptModel, gpus: int) -> Iterator[float]:
+    """Yield the estimated seconds of a step for each tensor and pipeline cut that fits into memory and the `gpus`."""
     stages = [count for count in range(1, model.layers + 1) if model.layers % count == 0]
     for tensor, share in TENSOR.items():
         for pipeline in stages:
@@ -124,6 +125,13 @@ def _bytes_per_gpu(model: GptModel, tensor: int, pipeline: int) -> float:
 
 
 def _estimate_step_s(model: GptModel, cut: int, pipeline: int, replicas: int, share: float) -> float:
+    """Return the seconds of a step: micro-batches, the pipeline's fill, and the gradients' all-reduce.
+
+    Args:
+        cut: number of GPUs that hold one replica.
+        pipeline: number of its stages.
+        share: efficiency of the tensor cut, as a factor of the speed.
+    """
     micro_s = model.flop / (cut * PEAK * BUSY * share)
     rounds = -(-model.batch // replicas)
     summed_s = 2 * 4 * model.parameters / cut / NETWORK_BYTES_S * (replicas - 1) / replicas

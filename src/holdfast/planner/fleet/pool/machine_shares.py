@@ -103,6 +103,7 @@ class MachineShares:
     # ---- inside ----
 
     def _connect_node(self, node: str) -> None:
+        """Give a node the next connection number and a new fence, and send its hello to the pool's state machine."""
         number = next(self._connections)
         self._numbers[node], self._names[number] = number, node
         fence = self._fences[node] = Fence()
@@ -117,6 +118,10 @@ class MachineShares:
             self._execute(self.pool.handle(self._inputs.popleft(), self._now))
 
     def _execute(self, instructions: Sequence[PoolInstruction]) -> None:
+        """Execute the pool's instructions: start a job, deliver its shares, or let a node's fence handle a grant.
+
+        Messages to nodes without a connection, and all other instructions, are ignored.
+        """
         for instruction in instructions:
             match instruction:
                 case StartCoordinator(job):
@@ -142,6 +147,10 @@ class MachineShares:
         self._update_held(job, give_back(held, held.to_leave))
 
     def _update_held(self, job: str, held: Held) -> None:
+        """Store the nodes that a job holds. If they changed, queue the job's new state for the pool.
+
+        The job counts as changed only if it holds other nodes, not if only their grants differ.
+        """
         before, self._held[job] = self._held[job], held
         if held == before:
             return

@@ -95,6 +95,11 @@ class PoolSimulation:
     # ---- events ----
 
     def _on_outage(self, outage: Outage) -> None:
+        """Handle an event of the trace: a node is back, its job's processes fail ("fault"), or the node is lost.
+
+        A fault stops the job on the node if it can train. A lost node stops its job in any case, and is removed from
+        the shares when the system has noticed the loss. A returned node is added to the shares.
+        """
         if outage.what == "back":
             self._on_loss_noticed(outage.node)
             self._apply_allocation(self.shares.add_node(outage.node, self._timeline.now))
@@ -166,6 +171,7 @@ class PoolSimulation:
     # ---- throughput ----
 
     def _stop_job(self, job: SimulatedJob, seconds: float) -> None:
+        """Stop a job for this many seconds from now, or until a present stop ends if later. Then it trains again."""
         job.stopped_until = max(job.stopped_until, self._timeline.now + seconds)
         self._update_throughput((job.task.name,))
         self._timeline.at(job.stopped_until, self._update_throughput, (job.task.name,))

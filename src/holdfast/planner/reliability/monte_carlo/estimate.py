@@ -45,6 +45,7 @@ class SimulationSettings:
     warmup_hours: float | None = None
 
     def __post_init__(self) -> None:
+        """Raise `BadInputError` for too few or many replications, hours of 0 or infinite, or a negative seed."""
         if self.replications < 2:
             raise BadInputError(f"replications = {self.replications}: must be 2 or more, to give a confidence interval")
         if self.replications > MOST_REPLICATIONS:

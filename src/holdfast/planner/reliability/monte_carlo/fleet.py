@@ -105,6 +105,11 @@ def simulate_fleet(fleet: Fleet, rng: np.random.Generator, replications: int, ho
 
 
 def _arrivals(fleet: Fleet, rng: np.random.Generator, replications: int, hours: float) -> _Arrivals:
+    """Draw all failures of trays and racks, each with a repair time, and sort them by lane and time.
+
+    A lane is one block in one replication. The failure of a rack becomes one arrival for each of its blocks, with a
+    common time, mark and repair.
+    """
     replication, time = _tray_failures(fleet, rng, replications, hours)
     trays = time.size
     lane = replication * fleet.all_blocks + rng.integers(fleet.all_blocks, size=trays)
@@ -170,6 +175,7 @@ class _Blocks:
     """The state of all lanes between arrivals."""
 
     def __init__(self, fleet: Fleet, lanes: int) -> None:
+        """Start with all trays of all lanes up and all spares free. A lane is one block in one replication."""
         self._trays, self._spares = fleet.trays, fleet.spare_trays
         self._together = fleet.repair_chain is RepairChain.TOGETHER
         self._down_until = np.zeros(lanes)
@@ -202,6 +208,11 @@ class _Blocks:
         return faulted, np.where(outage, time + repair, 0.0)
 
     def _note_failed_trays(self, lanes: slice, spared: BoolArray, repaired_at: FloatArray) -> None:
+        """Record failed trays that a spare replaces (`spared`), and when the repair ends.
+
+        With repairs together, the first failed tray of a lane sets the end, and later ones wait for the same visit.
+        With individual repairs, each takes the slot of the spare that is back first.
+        """
         back_at = self._back_at[lanes]
         if self._together:
             failed = self._failed[lanes]

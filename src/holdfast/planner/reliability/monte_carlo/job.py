@@ -69,6 +69,10 @@ def simulate_job(
 
 
 def _timeline(history: FleetHistory, end: float) -> _Timeline:
+    """Return all faults, starts and ends of outages of blocks, sorted by replication and time.
+
+    Starts count +1, ends -1, faults 0. Outages that last beyond `end` hours end there.
+    """
     faults, outages = history.fault_time.size, history.outage_start.size
     replication = np.concatenate([history.fault_replication, np.tile(history.outage_replication, 2)])
     zone = np.concatenate([history.fault_zone, np.tile(history.outage_zone, 2)])

@@ -62,6 +62,10 @@ def spares_exhausted_time(
 def _together(
     tray_rate: FloatArray, mu: FloatArray, trays: FloatArray, spare_trays: FloatArray, states: IntArray
 ) -> FloatArray:
+    """Return the mean time until a block has more than `spare_trays` failed trays, if one visit repairs all of them.
+
+    `mu` is the rate of visits. `states` are numbers of failed trays; those above `spare_trays` are ignored.
+    """
     log_product = np.zeros(np.broadcast_shapes(tray_rate.shape, mu.shape, trays.shape, spare_trays.shape))
     for n in states:
         failure_rate = np.maximum(trays - n, 1.0) * tray_rate
@@ -72,6 +76,10 @@ def _together(
 def _individual(
     tray_rate: FloatArray, mu: FloatArray, trays: FloatArray, spare_trays: FloatArray, states: IntArray
 ) -> FloatArray:
+    """Return the mean time until a block has more than `spare_trays` failed trays, each repaired alone at rate `mu`.
+
+    `states` are numbers of failed trays; those above `spare_trays` are ignored.
+    """
     # First passage of a birth-death chain: n to n+1 takes h_n = (1 + n mu h_{n-1}) / lambda_n on average.
     total = np.zeros(np.broadcast_shapes(tray_rate.shape, mu.shape, trays.shape, spare_trays.shape))
     step = np.zeros_like(total)

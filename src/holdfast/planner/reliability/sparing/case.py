@@ -34,6 +34,7 @@ class Cluster:
     gpus_per_tray: int
 
     def __post_init__(self) -> None:
+        """Raise `BadInputError` if a count is not positive, GPUs are too many, or trays do not divide a rack."""
         for key in ("zones", "racks_per_zone", "gpus_per_rack", "gpus_per_tray"):
             require_positive(f"cluster.{key}", getattr(self, key))
         if self.gpus > MOST_GPUS:
@@ -92,6 +93,7 @@ class Hardware:
     exposed_communication: float | None = None
 
     def __post_init__(self) -> None:
+        """Raise `BadInputError` for values out of range, or if not exactly one of gain and exposure is given."""
         require_positive("hardware.spare_gpus_per_rack", self.spare_gpus_per_rack)
         if not self.power_limit_ratio > 1.0:
             raise BadInputError(f"hardware.power_limit_ratio = {self.power_limit_ratio:g}: must be greater than 1")
@@ -119,6 +121,7 @@ class Hardware:
 
     @property
     def _exposed(self) -> float:
+        """Share of exposed communication: as given, or else computed from `gain` and the power limit ratio."""
         if self.gain is None:
             assert self.exposed_communication is not None
             return self.exposed_communication
@@ -170,6 +173,7 @@ class SparingStrategy:
     hardware_gain: float | None = None
 
     def __post_init__(self) -> None:
+        """Raise `BadInputError` for negative counts, no GPU left to work, or a gain above that of all GPUs working."""
         require_positive("strategy.block_gpus", self.block_gpus)
         require_not_negative("strategy.spare_gpus", self.spare_gpus)
         if self.spare_gpus >= self.block_gpus:
@@ -211,6 +215,7 @@ class SparingCase:
     model: Model | None = None
 
     def __post_init__(self) -> None:
+        """Raise `BadInputError` if there is no strategy, one occurs twice, or parts of the case do not fit."""
         if not self.strategies:
             raise BadInputError("strategy: at least one [[strategy]] is needed")
         check_loss_limit(self.recovery, self.cluster.zones)
@@ -262,6 +267,10 @@ def check_strategy(cluster: Cluster, placement: Placement | None, strategy: Spar
 
 
 def _check_spare_blocks(spare_blocks: int | None, blocks: int, group: int, key: str) -> None:
+    """Raise `BadInputError` if no block of a zone is left, or the others do not form whole groups. None is valid.
+
+    `blocks` is the number of blocks of a zone, `group` of a group, and `key` names the strategy in the message.
+    """
     if spare_blocks is None:
         return
     if spare_blocks >= blocks:

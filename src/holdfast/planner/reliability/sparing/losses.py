@@ -60,6 +60,10 @@ def losses(case: SparingCase, outcome: StrategyGoodput) -> Losses:
 def _split(
     wasted: FloatArray, save: FloatArray, lost_work: FloatArray, restart: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Divide the `wasted` time into saving, lost work and restarts, in proportion to the three other arguments.
+
+    If these overflow, all of it is lost work.
+    """
     # If no period ever completes, the times overflow. All time then counts as lost work.
     overhead = save + lost_work + restart
     hopeless = ~np.isfinite(overhead)

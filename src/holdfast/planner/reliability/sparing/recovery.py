@@ -67,6 +67,7 @@ class Checkpoint:
     clock: FailureClock = FailureClock.FROZEN
 
     def __post_init__(self) -> None:
+        """Raise `BadInputError` for a period of 0 or less, a negative time, or saving longer than the period."""
         require_positive("checkpoint.period_seconds", self.period_seconds)
         for key in ("save_seconds", "detect_seconds", "restart_seconds"):
             require_not_negative(f"checkpoint.{key}", getattr(self, key))
@@ -164,6 +165,10 @@ class SemiSynchronous:
         require_not_negative("recovery.loss_limit_zones", self.loss_limit_zones)
 
     def beta(self, pool: BlockPool, spare_blocks: IntArray) -> FloatArray:
+        """Return the mean share of zones that do not work: blocked ones, or all if more than the limit are blocked.
+
+        A zone is blocked if more blocks than its `spare_blocks` are down.
+        """
         blocked = zone_blocked_probability(pool.blocks, spare_blocks, pool.unavailability)
         if self.loss_limit_zones >= pool.zones:
             return blocked
@@ -176,6 +181,10 @@ class SemiSynchronous:
         return -np.expm1(self.checkpoint.log_useful_fraction(self._rate(pool, spare_blocks)))
 
     def log_yield(self, pool: BlockPool, spare_blocks: IntArray) -> FloatArray:
+        """Return log((1 - beta) (1 - gamma)): a zone works, few others are blocked, and its work is useful.
+
+        Few is at most `loss_limit_zones`; this factor is left out if the limit covers all zones.
+        """
         free = log_zone_free_probability(pool.blocks, spare_blocks, pool.unavailability)
         if self.loss_limit_zones < pool.zones:
             blocked = -np.expm1(free)
@@ -202,6 +211,7 @@ class Elastic:
         require_not_negative("recovery.down_seconds", self.down_seconds)
 
     def beta(self, pool: BlockPool, spare_blocks: IntArray) -> FloatArray:
+        """Return the mean share of a zone's working groups that are down because too few of its blocks are up."""
         # E[k groups at work] is the sum over g of Pr(at least g groups are up), each a binomial tail.
         groups = (pool.blocks - np.asarray(spare_blocks)) // pool.group_blocks
         lost = np.zeros(np.broadcast_shapes(groups.shape, pool.unavailability.shape))

@@ -187,6 +187,10 @@ def _nodes_per_rack(cluster: Cluster, trays_per_node: float) -> float:
 def _goodput(
     case: SparingCase, strategy: SparingStrategy, spare_blocks: int, settings: SimulationSettings, reality: Reality
 ) -> Estimate:
+    """Simulate a strategy and return its goodput in GPUs: computed time times GPUs times the hardware and model gains.
+
+    `reality` replaces the case's distributions of repairs and gaps, and its constant rate of failures.
+    """
     simulated = simulate_strategy(
         case,
         strategy,

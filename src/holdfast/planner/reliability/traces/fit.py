@@ -128,6 +128,11 @@ def weekly_failures(trace: FailureTrace) -> FloatArray:
 
 
 def _bursty(mtbf: float, weekly: FloatArray, rng: np.random.Generator, resamples: int, tail: float) -> Estimate:
+    """Return the MTBF with an interval from resampled weeks, which keeps bursts within a week.
+
+    `weekly` has the failures of each week. Each bound leaves a share `tail` out; without failures in a resample's
+    quantile, the upper bound is infinite, or the lower one 0.
+    """
     counts = weekly[rng.integers(weekly.size, size=(resamples, weekly.size))].mean(axis=1)
     few, many = (float(count) for count in np.quantile(counts, [tail, 1.0 - tail]))
     total = mtbf * float(weekly.mean())
@@ -198,6 +203,7 @@ def fit_weibull(hours: FloatArray) -> Weibull:
 
 
 def _weibull_log_likelihood(hours: FloatArray, weibull: Weibull) -> float:
+    """Return the log density of all observed `hours` under a Weibull distribution, summed."""
     log_scaled = np.log(hours / weibull.scale)
     density = (weibull.shape - 1.0) * log_scaled - np.exp(weibull.shape * log_scaled)
     return float(density.sum()) + hours.size * math.log(weibull.shape / weibull.scale)

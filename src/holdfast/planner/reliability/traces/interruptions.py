@@ -71,6 +71,10 @@ def count_interruptions(trace: FailureTrace, rack_share: float | None = None) ->
 
 
 def _by_groups(groups: IntArray, evidence: RackEvidence) -> Interruptions:
+    """Count each group of more than one failure as a rack's, and each other as a node's. `groups` has their sizes.
+
+    Without such a group, the evidence is "none".
+    """
     racks = int((groups > 1).sum())
     found = racks > 0
     return Interruptions(nodes=groups.size - racks, racks=racks, evidence=evidence if found else "none")

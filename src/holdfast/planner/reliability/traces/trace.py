@@ -37,6 +37,11 @@ class FailureTrace:
     began_unix_s: float | None = None
 
     def __post_init__(self) -> None:
+        """Raise `BadInputError` for fewer than 2 failures, numbers out of range, or fewer nodes than the trace names.
+
+        The same holds for failures out of order, beyond the span, with an end before the start, or overlapping on one
+        node.
+        """
         if self.start_hours.size < 2:
             raise BadInputError(f"trace: has {self.start_hours.size} failures, and 2 are the least to fit anything")
         if not 1 <= self.nodes <= MOST_NODES:
@@ -63,6 +68,7 @@ class FailureTrace:
             raise BadInputError(f"trace, line {self.line[int(np.argmax(wrong)) + offset]}: the failure {rule}")
 
     def _check_overlaps(self) -> None:
+        """Raise `BadInputError` with both lines if a failure starts before the last one of its node has ended."""
         order = np.lexsort((self.start_hours, self.node))
         same = self.node[order][1:] == self.node[order][:-1]
         overlap = same & (self.start_hours[order][1:] < self.end_hours[order][:-1])
