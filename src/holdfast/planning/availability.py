@@ -79,6 +79,11 @@ def parse_trace(text: str, *, faults: bool = False) -> tuple[NodeEvent, ...]:
 
 
 def _parse_rows(rows: Any, known: Sequence[str]) -> tuple[NodeEvent, ...]:
+    """Return the events of a trace's CSV rows, of the kinds in `known`. Blank lines are skipped.
+
+    Raises `BadInputError` if the header is wrong, a row is malformed, times decrease, an event does not fit the nodes
+    that are present, or there are no events.
+    """
     header = next(rows, list[str]())
     if tuple(field.strip() for field in header) != HEADER:
         raise BadInputError(f"line 1: the header is {','.join(header)!r}: it must be {','.join(HEADER)!r}")
@@ -129,6 +134,10 @@ def select_window(events: Sequence[NodeEvent], *, begin: float = 0.0, end: float
 
 
 def _parse_event(row: Sequence[str], line: int, known: Sequence[str]) -> NodeEvent:
+    """Return the event in the fields of a row: seconds, the kind of event, and the node.
+
+    Raises `BadInputError` for another number of fields, a time below 0, a kind not in `known`, or a bad node name.
+    """
     if len(row) != len(HEADER):
         raise _line_error(line, f"there are {len(row)} fields: it must be {len(HEADER)}, {','.join(HEADER)}")
     seconds = _parse_seconds(row[0], line)
@@ -140,6 +149,7 @@ def _parse_event(row: Sequence[str], line: int, known: Sequence[str]) -> NodeEve
 
 
 def _parse_seconds(text: str, line: int) -> float:
+    """Return the time; raise `BadInputError` with the line unless it is a finite number of at least 0."""
     try:
         seconds = float(text)
     except ValueError:
@@ -150,7 +160,10 @@ def _parse_seconds(text: str, line: int) -> float:
 
 
 def _apply_event(event: NodeEvent, present: set[str]) -> None:
-    """Update the `present` nodes by an event; raise `BadInputError` if the event does not fit them."""
+    """Add or remove the event's node in `present`; a fault changes nothing.
+
+    Raises `BadInputError` if a present node is added, or an absent one is removed or has a fault.
+    """
     if event.fault:
         if event.node not in present:
             raise _line_error(event.line, f"{event.node} has a fault, but it is not there: add it before")

@@ -44,6 +44,9 @@ def compute_levels(
 ) -> Levels:
     """Return the groups of one member on all levels.
 
+    Few members form one level. If nodes have similar numbers of members, the members of a node add up first, then
+    rows of one member per node. Otherwise all members form one row, in groups of adjacent ones.
+
     Args:
         nodes: The node of each member. Members of one node need not be adjacent.
         member: The member, as an index in `nodes`.

@@ -130,7 +130,11 @@ def make_plan(
 
 
 def _plan_migration(problem: PlacementProblem, held: IntArray, counts: IntArray, strategy: Strategy) -> Migration:
-    """Return the migration from the replicas `held` `(L, E, N)` to `counts` `(L, E, N)`."""
+    """Return the migration from the replicas `held` `(L, E, N)` to `counts` `(L, E, N)`.
+
+    Roles are assigned to nodes so that few experts move, unless the strategy `best` has already assigned them, which it
+    does on many nodes or with failure rates.
+    """
     # On many nodes, assigning roles again costs more than it saves. With failure rates it would undo their assignment.
     many = problem.nodes > OPTIMAL_UP_TO_NODES
     mapped = isinstance(strategy, Best) and (many or problem.failure_rates is not None)

@@ -52,8 +52,9 @@ class Flow:
 def largest_flow(tails: IntArray, heads: IntArray, capacity: IntArray, source: int, sink: int) -> Flow:
     """Return one maximum flow from `source` to `sink` over edges `(M,)`, which are distinct and never run both ways.
 
-    SciPy counts in 32 bits. Larger capacities are first filled by their upper bits. The flow that is still possible is
-    then less than one unit of the last of these bits per edge. So the next bits of the rest fit into 32 bits again.
+    The result also tells which vertices lie on the source's side of a minimum cut. SciPy counts in 32 bits. Larger
+    capacities are first filled by their upper bits. The flow that is still possible is then less than one unit of the
+    last of these bits per edge. So the next bits of the rest fit into 32 bits again.
     """
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import breadth_first_order, maximum_flow

@@ -27,6 +27,10 @@ class StandbyCase:
     down_seconds_without: float
 
     def __post_init__(self) -> None:
+        """Raise `BadInputError` unless all numbers are finite, the first three positive and the down times at least 0.
+
+        The down time with a standby may not exceed that without one.
+        """
         for key in ("nodes", "mtbf_node_hours", "mttr_hours"):
             require_positive(f"standbys.{key}", getattr(self, key))
             require_finite(f"standbys.{key}", getattr(self, key))

@@ -170,7 +170,7 @@ def flag_contribution(flags: Collection[Flag], wishes: Collection[Wish]) -> list
 
 
 def with_flags(v: Commit, sums: Sequence[float], world: int) -> Commit:
-    """Return the step result with the flags and wishes that follow from the sums over `world` ranks.
+    """Return the step result with the flags that all `world` ranks raised and the wishes that any rank raised.
 
     Raises:
         ValueError: the number of sums is not the number of flags and wishes.
@@ -195,7 +195,10 @@ def metrics_bytes(metrics: Mapping[str, float]) -> int:
 
 
 def step_weight(commit: Commit) -> int:
-    """Return as how many steps a step counts where steps are limited by their size: 1 if it logs little."""
+    """Return the number of steps that a step counts as, if steps are limited by their size.
+
+    It is 1, and one more for each 256 bytes of metrics and reasons of skipped micro-batches.
+    """
     if not (commit.metrics or commit.skips):
         return 1
     reasons = sum(len(skip.reason.encode()) + _METRIC_BYTES for skip in commit.skips)

@@ -63,7 +63,11 @@ def fingerprint_contribution(fingerprint: Fingerprint, place: int, places: int, 
 
 
 def find_unequal_roles(sums: Sequence[float], world: int) -> tuple[int, ...]:
-    """Return the roles with workers of different hashes, from the sums over all workers."""
+    """Return the roles with workers of different hashes, from the sums over all `world` workers.
+
+    `sums` are two per role: of the hashes, and of their squares. A role with a sum that is not finite counts as
+    unequal.
+    """
     places = len(sums) // 2
     workers = world // places
     return tuple(

@@ -292,7 +292,7 @@ class ExperimentSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def emulated_seconds(self) -> dict[str, float]:
-        """The same as fields of `job_started`."""
+        """The emulated seconds per token and per micro-batch, as fields of the event `job_started`."""
         emulated = self.emulated
         return {"emulated_token_s": emulated.of("token"), "emulated_micro_batch_s": emulated.of("micro-batch")}
 
@@ -375,7 +375,7 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.min_nodes or self.max_nodes
 
     def settled(self, folder: str) -> JobSpec:
-        """Return the job with a name (by default that of its script), and with absolute paths.
+        """Return the job with a name, by default made of its script's, and with absolute paths. URLs and "" stay.
 
         Args:
             folder: absolute; relative paths are relative to it.

@@ -234,6 +234,7 @@ class GenerationPlan(Struct, frozen=True, kw_only=True, dict=True, tag="Generati
         return self._stash_part_of(self.places + rank, step) if self.expert_plan is not None else None
 
     def _stash_part_of(self, part: int, step: int) -> SnapshotPart:
+        """Return this part of the stash: first the dense state by local rank, then each member's experts, if any."""
         parts = self.places + (len(self.members) if self.expert_plan is not None else 0)
         return msgspec.structs.replace(self.snapshot_part(0, step), part=part, parts=parts, everywhere=True)
 
@@ -278,6 +279,7 @@ class GenerationPlan(Struct, frozen=True, kw_only=True, dict=True, tag="Generati
 
     @cached_property
     def _receivers(self) -> dict[str, tuple[str, ...]]:
+        """The members that receive state from each sending member; members that send none are absent."""
         found: dict[str, list[str]] = {}
         for receiver, source in self.sources.items():
             for sender in source.members if isinstance(source, LiveSource) else ():

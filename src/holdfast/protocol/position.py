@@ -29,7 +29,12 @@ class Position(Struct, frozen=True, kw_only=True, tag="Position"):
     skipped_in_a_row: int = 0
 
     def after(self, event: ReadEvent) -> Position:
-        """Return the position after one more event."""
+        """Return the position after one more event.
+
+        A committed step sets the step, loss and time, and adds samples. A roll-back goes back to its step, and
+        subtracts samples by the size of the last step. A journal repair replaces everything. Other events change only
+        `seq`.
+        """
         match event:
             case StepCommitted():
                 return Position(

@@ -273,7 +273,10 @@ class Record(Struct, frozen=True, kw_only=True, tag="Record"):
     outcome: str = ""  # "", finished, failed
 
     def replacements_among(self, nodes: Collection[str]) -> dict[str, str]:
-        """Return the replacements among these nodes, each with the draining node among them that it replaces."""
+        """Return the replacements among these nodes, each with the draining node among them that it replaces.
+
+        Replacements that drain themselves, and draining nodes marked `owed`, are left out.
+        """
         going = {one.node for one in self.leaving}
         pairs = {one.beside: one.node for one in self.leaving if not one.owed}
         return {name: whose for name, whose in pairs.items() if {name, whose} <= {*nodes} and name not in going}
@@ -290,6 +293,6 @@ class Record(Struct, frozen=True, kw_only=True, tag="Record"):
 
     @property
     def stash_nodes(self) -> tuple[str, ...]:
-        """The nodes that hold that stash."""
+        """The nodes that hold the stash of `stashed_step`; () if there is no stash."""
         source = self.decision.source if self.stashed_step and self.decision is not None else None
         return tuple(keeper.node for keeper in source.keepers) if isinstance(source, SnapshotSource) else ()

@@ -104,6 +104,7 @@ class JobMetrics:
             self._processor.close()
 
     def _make_processor(self, trainer: Any) -> Any:
+        """Build the config's metrics processor, or `CpuMetrics` on a CPU, for the trainer's optimizers and model."""
         config = self._config
         given = {"parallel_dims": self._dims, "dump_folder": config.dump_folder, "config_dict": config.to_dict()}
         given["pp_schedule"] = config.parallelism.pipeline_parallel_schedule

@@ -230,6 +230,7 @@ class ElasticTrainer(_Trainer):
         return loss
 
     def _make_step_line(self, step: Step, rates: dict[str, float]) -> StepLine:
+        """Return the results of an applied step for the log, with the mean loss of the tokens that are not ignored."""
         tokens = self.config.training.global_batch_size * self.config.training.seq_len
         counted = max(tokens - step.metrics.get(_IGNORED, 0.0), 1.0)
         return StepLine(
@@ -247,6 +248,7 @@ class ElasticTrainer(_Trainer):
         return self.config.training.local_batch_size * self.layout.shard
 
     def _make_streams(self) -> LoaderStreams:
+        """Return the config's tokenizer and data loader as streams, one loader for each data-parallel rank."""
         config = self.config
         tokenizer = config.tokenizer.build(tokenizer_path=config.hf_assets_path)
 

@@ -115,6 +115,10 @@ def _named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def _make_balancing(model: nn.Module, name: str, rate: float) -> BalancingBias | None:
+    """Return the balancing bias of the gate next to the experts `name`, or None if the rate is 0.
+
+    Raises `BadInputError` if there is no gate with DeepSeek-V3's buffer.
+    """
     if not rate:
         return None
     block: Any = model.get_submodule(name.rpartition(".")[0])
@@ -134,6 +138,10 @@ def _find_unknown_experts(model: nn.Module) -> list[str]:
 
 
 def _describe_unknown(model: nn.Module, strange: list[str]) -> str:
+    """Return the reason why a model cannot be converted: elastic already, experts of an unknown class, or no experts.
+
+    If `strange` is empty, modules whose class names look like experts are named instead.
+    """
     known = f"supported are {', '.join(FORMS)}"
     if any(isinstance(module, MoE | ElasticExperts) for _, module in _named_modules(model)):
         return f"{type(model).__name__} has elastic experts already: there is nothing to convert"

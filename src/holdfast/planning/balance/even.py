@@ -81,6 +81,6 @@ def _find_fitting_sets(sets: BoolArray, free: list[int]) -> IntArray:
 
 
 def _unevenness(pattern: BoolArray, idle: FloatArray) -> float:
-    """Return the difference between the idlest and the busiest node."""
+    """Return the difference between the idlest and the busiest node, by the sum of `idle` `(E,)` over their rows."""
     by_node = idle @ pattern
     return float(np.ptp(by_node).round(9))

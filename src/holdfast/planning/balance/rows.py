@@ -37,7 +37,10 @@ def assign_rows_by_work(pattern: BoolArray, replicas: IntArray, work: FloatArray
 
 
 def estimate_fill_work(pattern: BoolArray, replicas: IntArray, work: FloatArray, slots: IntArray) -> FloatArray:
-    """Estimate the work `(L, N)` that will fill the slots left free by the pattern, shared evenly among them."""
+    """Estimate the work `(L, N)` of the replicas that the pattern does not place, spread evenly over the free slots.
+
+    `work` is per replica. Experts are assumed to take rows in the order of their replicas, the fewest the smallest row.
+    """
     free = slots - pattern.sum(axis=0)
     sizes = np.sort(pattern.sum(axis=1))
     by_rank = stable_argsort(replicas)
@@ -68,7 +71,11 @@ class _SetChooser:
         self._kinds = indices(sizes.size)
 
     def choose_sets(self, replicas: IntArray, work: FloatArray) -> IntArray:
-        """Choose a set for one expert of each layer with `replicas` and `work` `(L,)`; return the sets `(L,)`."""
+        """Choose a host set for one expert of each layer, and count it as taken; return the sets `(L,)`.
+
+        It is the free set of nodes with the least work so far, no larger than the expert's `replicas` `(L,)`. If
+        otherwise too few experts would fit the larger sets, small sets are excluded. `work` `(L,)` is per replica.
+        """
         largest = np.searchsorted(self._sizes, replicas, side="right") - 1
         tight = (self._spare == 0) & (self._kinds <= largest[:, None])
         smallest = np.where(tight, self._kinds, 0).max(axis=1)

@@ -132,7 +132,11 @@ class _Swap:
 
 
 def _find_best_swap(counts: IntArray, needed: BoolArray, work: FloatArray, load: FloatArray) -> _Swap:
-    """Return the swap of each layer that minimises the sum of the squares of the nodes' `load` `(L, N)`."""
+    """Return the swap of each layer that reduces the sum of the squares of the nodes' `load` `(L, N)` most.
+
+    A replica of the busiest node that is not `needed` is swapped for one with less work, of an expert that the busiest
+    node lacks, on a node that lacks the first. `found` is False in layers without a noticeable improvement.
+    """
     layer = indices(len(counts))
     busiest = load.argmax(axis=1)
     free = counts > needed

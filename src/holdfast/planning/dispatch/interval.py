@@ -50,9 +50,11 @@ class _Lines(Match):
     surplus: Surplus
 
     def send_row(self, rank: int) -> IntArray:
+        """Return the overlap of the rank's surplus with each rank's free capacity, on one line over all ranks."""
         return _overlap(self.surplus.tokens, rank, self.surplus.free)
 
     def receive_column(self, rank: int) -> IntArray:
+        """Return the overlap of the rank's free capacity with each rank's surplus, on one line over all ranks."""
         return _overlap(self.surplus.free, rank, self.surplus.tokens)
 
 
@@ -63,12 +65,14 @@ class _NodeLines(Match):
     far: Surplus
 
     def send_row(self, rank: int) -> IntArray:
+        """See `Match.send_row`; add the match within the rank's node to the match over all ranks."""
         row = _overlap(self.far.tokens, rank, self.far.free)
         inside, first = self._ranks_of_node(rank)
         row[:, inside] += _overlap(self.near.tokens[:, inside], rank - first, self.near.free[:, inside])
         return row
 
     def receive_column(self, rank: int) -> IntArray:
+        """See `Match.receive_column`; both matches are added up as in `send_row`."""
         column = _overlap(self.far.free, rank, self.far.tokens)
         inside, first = self._ranks_of_node(rank)
         column[:, inside] += _overlap(self.near.free[:, inside], rank - first, self.near.tokens[:, inside])

@@ -63,7 +63,7 @@ def _find_flow(demand: IntArray, hosts: BoolArray, limit: int) -> Flow:
 
 
 def _as_capacities(flow: Flow, hosts: BoolArray) -> IntArray:
-    """Return the flow from experts to ranks as a table `(E, N)`."""
+    """Return the flow that `_find_flow` sends from experts to ranks as a table `(E, N)`; 0 if not a host."""
     experts = hosts.shape[0]
     expert, rank = np.nonzero(hosts)
     capacities = np.zeros(hosts.shape, dtype=np.int64)

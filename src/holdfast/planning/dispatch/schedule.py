@@ -143,7 +143,10 @@ def replica_capacities(tokens: IntArray, replicas: IntArray) -> IntArray:
 
 
 def _even_over_replicas(tokens: IntArray, replicas: IntArray, start: IntArray) -> IntArray:
-    """See `replica_capacities`; `start` `(E,)` is the first rank in the order of each expert."""
+    """Return capacities `(E, N)`: floor(t / r) tokens for each replica, and the t mod r others one more each.
+
+    These are first replicas with local tokens beyond their share, then others in rank order from `start` `(E,)` on.
+    """
     total, number = row_sums(tokens), np.maximum(row_sums(replicas), 1)
     each, over = np.divmod(total, number)
     capacities = each * replicas
@@ -180,7 +183,11 @@ def interval_lengths(ends: IntArray, begin: IntArray | int) -> IntArray:
 
 
 def _serve_in_turn(wanted: IntArray, supply: IntArray, start: IntArray) -> IntArray:
-    """Serve `wanted` `(E, N)` from `supply` `(E, 1)`, rank by rank, starting at rank start[e] and wrapping around."""
+    """Return how much each rank gets of `wanted` `(E, N)`, at most `supply` `(E, 1)` per expert.
+
+    Ranks are served fully, one after the other, from rank start[e] on and wrapping around, until nothing is left.
+    `wanted` itself is returned if the supply suffices.
+    """
     if (row_sums(wanted) <= supply).all():
         return wanted
     ends = row_ends(wanted)

@@ -53,7 +53,11 @@ class Best:
     name = "best"
 
     def place(self, problem: PlacementProblem) -> IntArray:
-        """See `Strategy.place`."""
+        """Return the best placement `(L, E, N)` found; see `Strategy.place`.
+
+        It builds on node groups if their sizes prove that these are best on many nodes; else on a searched pattern,
+        unless MRO or spread survive more. With racks or failure rates, the searched pattern is always used.
+        """
         groups = best_groups(problem) if problem.nodes > SEARCH_UP_TO_NODES else None
         if groups is not None:
             return build_placement(problem, _balance_pattern(problem, groups))
@@ -94,6 +98,7 @@ class _Rival:
 
     @classmethod
     def of(cls, counts: IntArray, losses: NodeLosses | None) -> _Rival:
+        """Return a placement `(L, E, N)` with its fatal share: exact with `losses`, else only bounds."""
         if losses is None:
             return cls(counts, fatal_share(counts > 0))
         share = losses.share_of(smallest_sets(counts > 0))
@@ -132,7 +137,10 @@ def _make_objective(problem: PlacementProblem, rivals: list[_Rival]) -> Objectiv
 def _search_pattern(
     problem: PlacementProblem, rivals: list[_Rival], objective: Objective, losses: NodeLosses | None, least: FloatArray
 ) -> tuple[BoolArray, float]:
-    """Return the pattern `(E, N)` of the lowest cost, rows by rank, and that cost.
+    """Return the pattern `(E, N)` of the lowest cost found, rows by rank, and that cost.
+
+    The rivals' patterns and node groups are the candidates. With `losses`, the best ones are improved by hill climbing,
+    then by branch and bound, unless one already costs as little as `least`.
 
     `least` `(N + 1,)` is a lower bound of the fatal share of any placement. Without `losses`, the cost is an upper
     bound.

@@ -88,7 +88,11 @@ def _make_cost(problem: PlacementProblem, rates: FloatArray) -> Callable[[BoolAr
 
 
 def _follow_held(problem: PlacementProblem, pattern: BoolArray, held: BoolArray) -> tuple[BoolArray, IntArray]:
-    """Return the pattern `(E, N)` with columns assigned by the experts `held`, and the row of each expert `(L, E)`."""
+    """Return the pattern `(E, N)` with columns assigned to nodes, and the row of each expert `(L, E)`.
+
+    Both are chosen so that the nodes keep most of the experts `held` `(L, E, N)`. Only nodes of the same slots and rack
+    exchange columns.
+    """
     kinds = node_kinds(problem.slots, problem.racks)
     grouped = None if kinds.any() else columns_by_groups(pattern, problem.replicas, held)
     if grouped is not None:
@@ -109,7 +113,10 @@ def _follow_held(problem: PlacementProblem, pattern: BoolArray, held: BoolArray)
 
 
 def _build_from_scratch(problem: PlacementProblem, pattern: BoolArray) -> IntArray:
-    """Return the placement `(L, E, N)` of the pattern with even work, whatever the nodes hold."""
+    """Return a placement `(L, E, N)` that follows the pattern, whatever the nodes hold.
+
+    Experts get rows, other replicas get free slots, and replicas are swapped, so that the nodes' work is even.
+    """
     work = problem.work
     rows = assign_rows_by_work(pattern, problem.replicas, work, problem.slots)
     counts = pattern[rows].astype(np.int64)

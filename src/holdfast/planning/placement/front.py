@@ -71,7 +71,10 @@ def find_options(problem: PlacementProblem) -> list[Option]:
 
 
 def find_options_for_replicas(problem: PlacementProblem) -> list[Option]:
-    """Return the placements of `find_options` for the problem's own replicas."""
+    """Return the placements of `find_options` for the problem's own replicas, most survival first.
+
+    They are that of `Best`, those with more and more node groups, and, without racks, the one with the most even work.
+    """
     found = [_make_option("survives most", problem, Best().place(problem))]
     for number, pattern in _find_group_patterns(problem):
         if problem.racks is not None:

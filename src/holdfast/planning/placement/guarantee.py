@@ -34,7 +34,10 @@ def enforce_guarantee(counts: IntArray, slots: IntArray, threshold: int) -> IntA
 
 
 def _repair_layer(counts: IntArray, threshold: int) -> bool:
-    """Trade replicas in one layer `(E, N)`, in place; return False if no trade helps."""
+    """Trade replicas in one layer `(E, N)`, in place, until every expert is on `threshold` nodes.
+
+    The expert on the fewest nodes comes first. Return False if no trade helps; earlier trades then remain.
+    """
     hosts = (counts > 0).sum(axis=1)
     while (short := np.flatnonzero(hosts < threshold)).size:
         expert = int(short[np.argmin(hosts[short])])

@@ -32,7 +32,7 @@ class Mro:
     name: str = "mro"
 
     def place(self, problem: PlacementProblem) -> IntArray:
-        """See `Strategy.place`."""
+        """See `Strategy.place`; place node groups, deal the other replicas, then enforce the guarantee."""
         width = self.width or default_width(problem.slots)
         counts = place_groups(problem, width, group_sizes(problem, width))
         counts = deal_replicas(counts, problem.replicas, problem.slots)
@@ -47,7 +47,10 @@ def default_width(slots: IntArray) -> int:
 
 
 def group_sizes(problem: PlacementProblem, width: int) -> IntArray:
-    """Return nodes per layer and group, `(L, G)`: the replicas of each group's rarest expert, while nodes last."""
+    """Return nodes per layer and group, `(L, G)`: the replicas of each group's rarest expert, while nodes last.
+
+    Groups have `width` experts, the rarest experts first. Only nodes with at least `width` slots count.
+    """
     nodes = int((problem.slots >= width).sum())
     rarest = problem.ranked_replicas[:, ::width]
     before = np.cumsum(rarest, axis=1) - rarest

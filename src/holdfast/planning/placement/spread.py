@@ -21,7 +21,7 @@ class Spread:
     name = "spread"
 
     def place(self, problem: PlacementProblem) -> IntArray:
-        """See `Strategy.place`."""
+        """See `Strategy.place`; deal the experts over the nodes round by round, the rarest first, then enforce f."""
         layers, experts = problem.replicas.shape
         empty = np.zeros((layers, experts, problem.nodes), dtype=np.int64)
         order = problem.by_rank

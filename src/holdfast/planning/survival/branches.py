@@ -23,6 +23,7 @@ class Branches:
     """Searches the room for patterns cheaper than a known one, until its budget of branches is spent."""
 
     def __init__(self, losses: NodeLosses, objective: Objective, room: Room, budget: int) -> None:
+        """Prepare a search of at most about `budget` branches, experts with the fewest possible hosts first."""
         self._losses = losses
         self._objective = objective
         self._order = [int(expert) for expert in room.most.argsort(kind="stable")]
@@ -49,8 +50,10 @@ class Branches:
         return self._best, self._cost, self._budget > 0
 
     def _descend(self, place: int, kinds: dict[tuple[int, int], int], fatal: int, chosen: Masks) -> None:
-        """Place the experts from this `place` in the order on.
+        """Place the experts from this `place` in the order on, and keep each whole pattern that is the cheapest so far.
 
+        Branches that cost no less than it are cut off, and no more are tried if the budget is spent. `fatal` are the
+        losses that are fatal to the hosts already `chosen`.
         `kinds` maps (held experts, free slots) to the nodes of that kind, as bits.
         """
         self._budget -= 1

@@ -62,7 +62,10 @@ class Objective:
     ceiling: FloatArray
 
     def cost(self, fatal: FloatArray) -> float:
-        """Return the cost of a placement with this share of `fatal` losses `(N + 1,)`."""
+        """Return the weighted sum of a placement's share of `fatal` losses `(N + 1,)`.
+
+        Any excess over the ceiling adds a thousand times its size.
+        """
         above = np.maximum(fatal - self.ceiling, 0.0)
         return float(fatal @ self.weights + _CEILING_PENALTY * above.sum())
 

@@ -23,7 +23,7 @@ def as_rates(rates: FloatArray | None, nodes: int) -> FloatArray | None:
     """Return failure rates `(N,)` over their mean; None if nodes are alike.
 
     Raises:
-        BadInputError: A rate is not above 0, or rates are too far apart.
+        BadInputError: There is not one rate per node, a rate is not above 0, or rates are too far apart.
     """
     if rates is None:
         return None

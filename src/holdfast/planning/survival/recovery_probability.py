@@ -93,7 +93,10 @@ def fatal_share(hosts: BoolArray, rates: FloatArray | None = None) -> FatalShare
 
 
 def _exact_shares(sets: BoolArray, effort: int, rates: FloatArray | None) -> LossShares:
-    """Return exact shares `(K + 1,)` for as many lost nodes as the `effort` allows, at best K = N."""
+    """Return exact shares `(K + 1,)` for as many lost nodes as the `effort` allows, at best K = N.
+
+    Every loss is fatal if one of the `sets` `(S, N)` is empty. The last resort is K = 0.
+    """
     nodes: int = sets.shape[1]
     if not sets.any(axis=1).all():
         none: FloatArray = np.zeros(nodes + 1)

@@ -73,7 +73,7 @@ class NodeLosses:
         return np.array([number / of for number, of in zip(dead, self._number, strict=True)])
 
     def _weighted_share(self, fatal: int, odds: FloatArray) -> FloatArray:
-        """Return `share` for losses with different `odds`."""
+        """Return the probability of the `fatal` losses, by number of lost nodes, `(N + 1,)`; `odds` are per loss."""
         flags = np.frombuffer(fatal.to_bytes(max((1 << self._nodes) // 8, 1), "little"), dtype=np.uint8)
         dead = np.unpackbits(flags, bitorder="little")[: odds.size].astype(np.bool_)
         return np.bincount(self._lost[dead], weights=odds[dead], minlength=self._nodes + 1).astype(np.float64)
@@ -106,6 +106,7 @@ class Climber:
     """
 
     def __init__(self, losses: NodeLosses, objective: Objective, room: Room, budget: int) -> None:
+        """Prepare a search that rates at most about `budget` patterns by the cost of their fatal losses."""
         self._losses = losses
         self._objective = objective
         self._most: list[int] = room.most.tolist()
@@ -116,7 +117,10 @@ class Climber:
         self._costs: dict[int, float] = {}
 
     def climb(self, masks: Masks) -> tuple[Masks, float]:
-        """Return the best pattern found and its cost, within the budget of patterns."""
+        """Take the first step that lowers the cost, again and again, until no step does or the budget is spent.
+
+        Return the last pattern and its cost.
+        """
         cost = self._cost(masks)
         improved = True
         while improved:
@@ -175,7 +179,11 @@ class Climber:
                         yield from self._moves(masks, expert, source, 1 << target, full[target])
 
     def _moves(self, masks: Masks, expert: int, source: int, target: int, full: bool) -> Iterator[Masks]:
-        """Yield the ways to move `expert` from `source` to `target`, a bit each; source 0 adds a host."""
+        """Yield the ways to move `expert` from node `source` to `target`, a bit each; source 0 adds a host.
+
+        If the target is `full`, another expert gives up its slot there: it takes the one on `source`, or loses a host
+        if it has one above the threshold.
+        """
         moved = list(masks)
         moved[expert] ^= source | target
         if not full:

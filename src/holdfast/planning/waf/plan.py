@@ -65,7 +65,7 @@ class Planner:
         self._others: dict[int, FloatArray] = {}
 
     def plan(self) -> WafPlan:
-        """Return the best plan for the tasks as they are."""
+        """Return the best plan for the tasks as they are, with the next best division as the alternative."""
         jobs = len(self._tasks)
         rows = [row for row in (0, 1) if self._last.best[jobs, row, self._nodes] > -np.inf]
         ways = [self._last.trace(jobs, self._nodes, row)[::-1] for row in rows]
@@ -119,7 +119,7 @@ class Planner:
         return [*before, pick.nodes, *self._last.trace(after, split.nodes, split.last)[::-1]]
 
     def _index(self, name: str) -> int:
-        """Return the index of the job of this name."""
+        """Return the index of the job of this name; raise `KeyError` if there is none."""
         for at, task in enumerate(self._tasks):
             if task.name == name:
                 return at
@@ -165,7 +165,10 @@ def best_plan(tasks: Sequence[Task], nodes: int, running_s: float, *, next_best:
 
 
 def _make_plan(tasks: Sequence[Task], ways: Sequence[Sequence[int]], nodes: int, running_s: float) -> WafPlan:
-    """Return the plan for the first of `ways`, with the best other division as the alternative given up."""
+    """Return the plan for the first of `ways`, the divisions `(jobs,)` from best to worst.
+
+    The alternative given up is the best of the other ways and of giving idle nodes to one job; it may be absent.
+    """
     plan = price_division(tasks, ways[0], nodes, running_s)
     found = [*ways[1:], *_with_idle(tasks, ways[0], nodes, running_s)]
     others = [price_division(tasks, way, nodes, running_s) for way in found]

@@ -26,9 +26,10 @@ class Shortfall:
 
 
 def find_shortfalls(tasks: Sequence[Task], nodes: int, running_s: float) -> dict[str, Shortfall]:
-    """Return the jobs without a floor that the best plan leaves without nodes.
+    """Return a shortfall for each job that the best plan leaves without nodes, by the job's name.
 
-    Jobs are left out if the nodes would not suffice for their least.
+    It compares the best plan with the one in which the job has its least number of nodes. Jobs are left out if the
+    nodes that floors leave would not suffice for it.
 
     Raises:
         BadInputError: As for `best_plan`.

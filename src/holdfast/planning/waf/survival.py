@@ -44,7 +44,10 @@ def lost_share(
 
 
 def lost_with_all(nodes: int, failure_rate: float, exposed_s: float, rolled_back_s: float) -> FloatArray:
-    """Return `lost_share` for a job with its whole state on every node (`copies_everywhere`), for all sizes at once."""
+    """Return `lost_share` for a job with its whole state on every node, for all sizes at once.
+
+    Such a job loses its state only if all its nodes fail within `exposed_s` seconds.
+    """
     together = min(-np.expm1(-failure_rate * exposed_s), _MOST)
     held = np.arange(nodes + 1)
     share = held * failure_rate * together ** np.maximum(held - 1, 0) * rolled_back_s
@@ -86,7 +89,10 @@ def lost_with_experts(
 
 
 def _exp_choose(of: FloatArray | IntArray, some: FloatArray | IntArray) -> FloatArray:
-    """Return binomial coefficients; 1 if there is nothing to choose from."""
+    """Return the binomial coefficients "`of` choose `some`", element by element.
+
+    Negative numbers count as 0, and a `some` above `of` as `of`, which gives 1.
+    """
     of, some = np.maximum(of, 0), np.maximum(np.minimum(some, of), 0)
     return np.exp(_log_factorial(of) - _log_factorial(some) - _log_factorial(of - some))
 

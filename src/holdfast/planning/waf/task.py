@@ -86,7 +86,11 @@ class Task:
         return float(self.waf(self.had)[self.had]) * seconds
 
     def loss_with(self, nodes: int) -> float:
-        """Return the cost of a change to this many nodes, in weighted FLOP."""
+        """Return the cost of a change to this many nodes, in weighted FLOP.
+
+        It is 0 if nothing changes and no node has failed. Else it is `loss`, and with 0 nodes also the training missed
+        in `left_s` seconds.
+        """
         if nodes == self.had and not self.hit:
             return 0.0
         return self.loss + (0.0 if nodes else float(self.waf(self.had)[self.had]) * self.left_s)

@@ -72,6 +72,10 @@ def cover_exactly(boxes: Sequence[Box], whole: Sequence[int]) -> bool:
 
 
 def _cover_exactly(boxes: Sequence[Box], whole: Sequence[int], dimension: int) -> bool:
+    """Return whether boxes cover the tensor's dimensions from `dimension` on, each element once.
+
+    The boxes must not be empty. Each range between their edges is checked in the next dimension.
+    """
     if len(boxes) == 1:
         return boxes[0].shape[dimension:] == tuple(whole[dimension:])
     if not boxes or dimension == len(whole):

@@ -80,6 +80,7 @@ def write_file(storage: Storage, checkpoint: str, name: str, chunks: Iterable[Ch
     digest, size = hashlib.sha256(), 0
 
     def passing() -> Iterator[Chunk]:
+        """Yield the chunks, and add them to the digest and the size."""
         nonlocal size
         for chunk in chunks:
             digest.update(chunk)
@@ -93,7 +94,9 @@ def write_file(storage: Storage, checkpoint: str, name: str, chunks: Iterable[Ch
 def seal(
     storage: Storage, name: CheckpointName, files: Sequence[StoredFile], moved: Callable[[], None] = lambda: None
 ) -> None:
-    """Write the manifest, after all files were written: the checkpoint counts. May be repeated.
+    """Write the manifest, after all files were written, so that the checkpoint counts; then verify it.
+
+    Contents are read only in local storage. May be repeated.
 
     Args:
         moved: called repeatedly while the files are read.
@@ -189,6 +192,7 @@ def remove_unfinished(storage: Storage, before: CheckpointName) -> None:
 
 
 def _parse_entry(entry: str) -> CheckpointName | None:
+    """Return the checkpoint's name, or None if a directory entry is not named like a checkpoint."""
     try:
         return parse_name(entry)
     except ValueError:
@@ -196,6 +200,7 @@ def _parse_entry(entry: str) -> CheckpointName | None:
 
 
 def _digest(storage: Storage, path: str, moved: Callable[[], None]) -> str:
+    """Return the SHA-256 of a stored file in hexadecimal; call `moved` after each MiB read."""
     digest = hashlib.sha256()
     with storage.open(path) as file:
         for chunk in iter(partial(file.read, _READ_BYTES), b""):

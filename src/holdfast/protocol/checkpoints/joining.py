@@ -66,6 +66,10 @@ def read_whole_tensors(storage: Storage, checkpoint: str) -> list[WholeTensor]:
 
 
 def _join(checkpoint: str, found: list[tuple[StoredPiece, PlacedBox]]) -> WholeTensor:
+    """Return the tensor of these pieces. If no whole shape is stored, the last ends of the pieces give it.
+
+    Raises `DamagedCheckpointError` if types or shapes differ, or the pieces do not cover it, each element once.
+    """
     pieces, placed = zip(*found, strict=True)
     first: StoredPiece = pieces[0]
     boxes = [piece.box for piece in pieces]
@@ -93,6 +97,7 @@ def join_into_file(
         end += tensor.piece.nbytes
 
     def content() -> Iterator[bytes]:
+        """Yield the header, then the bytes of each tensor, which are read from storage only now."""
         yield make_header(described)
         for tensor in tensors:
             yield from _read_tensor(storage, tensor)
@@ -118,13 +123,17 @@ class _ColumnPieces:
     """Pieces of a tensor that have different columns of the same rows."""
 
     def __init__(self, placed: Sequence[PlacedBox], item: int) -> None:
+        """Compute the bytes of a row, in each piece and in total; `item` is the bytes of an element."""
         self._placed = placed
         self._bytes = [math.prod(one.box.shape[1:]) * item for one in placed]
         self._item = item
         self.row_bytes = sum(self._bytes)
 
     def rows(self, storage: Storage, first: int, count: int) -> Iterator[bytes]:
-        """Yield `count` rows. If there are several pieces, all these rows are in memory at once."""
+        """Yield the bytes of `count` rows of the tensor from row `first` on.
+
+        The rows of one piece are read in chunks. Rows of several pieces are put together in memory, in one chunk.
+        """
         found = [
             _read_bytes(storage, one.path, one.offset + (first - one.box.offset[0]) * size, count * size)
             for one, size in zip(self._placed, self._bytes, strict=True)
@@ -171,6 +180,7 @@ def _runs(boxes: Sequence[Box], numbers: Sequence[int], dimension: int) -> Itera
 
 
 def _read_bytes(storage: Storage, path: str, offset: int, length: int) -> Iterator[bytes]:
+    """Yield a range of a stored file, in chunks; raise `DamagedCheckpointError` if the file is too short."""
     with storage.open(path) as stream:
         stream.seek(offset)
         while length:

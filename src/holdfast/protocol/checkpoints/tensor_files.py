@@ -74,10 +74,13 @@ class StoredPiece:
 
 
 def make_header(pieces: Sequence[StoredPiece]) -> bytes:
-    """Return what stands before the bytes of these pieces, which follow each other without a gap, in this order.
+    """Return the bytes before the first tensor: the header's length, then the header, padded to 8 bytes.
+
+    It describes the type, shape and position of each piece, its offset in the whole tensor and, if given, the whole
+    shape.
 
     Raises:
-        ValueError: they do not.
+        ValueError: the pieces do not follow each other without a gap in this order, or two have one name.
     """
     end = 0
     described: dict[str, Any] = {}
@@ -129,6 +132,11 @@ def read_header(file: BinaryIO, size: int, name: str) -> tuple[tuple[StoredPiece
 
 
 def _piece(name: str, said: Any, first: Any, whole: Any) -> StoredPiece:
+    """Return a piece from its entry `said` in a header. `first` has the offsets and `whole` the whole shapes, by name.
+
+    Without an offset, the piece starts at the first element. Raises `ValueError`, `KeyError` or `TypeError` for an
+    unknown type, or if dimensions, the whole shape or the number of bytes do not fit.
+    """
     code, shape = str(said["dtype"]), _counts(said["shape"])
     if code not in ITEM_BYTES or len(shape) > _MAX_DIMENSIONS:
         raise ValueError(f"{name!r} has the type {code!r} and {len(shape)} dimensions")
@@ -150,6 +158,7 @@ def _counts(values: Any) -> tuple[int, ...]:
 
 
 def _count(value: object) -> int:
+    """Return the value; raise `ValueError` unless it is an integer from 0 to 2**62 - 1."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 62:
         raise ValueError(f"{value!r} stands where a size belongs")
     return value

@@ -24,6 +24,7 @@ class _Sized(msgspec.StructMeta):
     """Checks the names of arguments. The TypeError of msgspec suggests no other name."""
 
     def __call__(cls, *args: Any, **sizes: Any) -> Any:
+        """Make a layout; raise `BadInputError` for an unknown name, naming the nearest one, or too many arguments."""
         known = cls.__struct_fields__
         for name in sizes:
             if name not in known:

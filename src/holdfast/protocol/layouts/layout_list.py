@@ -60,7 +60,11 @@ def have_node_counts(layouts: Layouts) -> bool:
 
 
 def layout_for(layouts: Layouts, nodes: int) -> Layout:
-    """Return the layout with which a job begins: the one for this number of nodes, or the first."""
+    """Return the layout with which a job begins on this many nodes.
+
+    If the layouts have node counts, it is the one with the largest count that is reached; else, or if none is, the
+    first.
+    """
     fitting = [one for one in layouts if one.nodes <= nodes] if have_node_counts(layouts) else []
     return max(fitting, key=lambda one: one.nodes).layout if fitting else layouts[0].layout
 

@@ -81,7 +81,10 @@ class PooledJob(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="Pool
 
     @property
     def user_state(self) -> str:
-        """The state for users: a job that has lost its nodes to the weights of other jobs is waiting."""
+        """The state for users: "waiting" for a queued job that lost its nodes to other jobs' weights, else `state`.
+
+        If the job is preemptible, it stays "queued".
+        """
         starved = self.state == "queued" and self.preempted and not self.spec.preemptible
         return "waiting" if starved else self.state
 
