@@ -42,7 +42,10 @@ class Course:
 
 
 def make_fleet(case: FleetCase) -> Fleet:
-    """Return the nodes and standbys of a case as blocks of one tray each. The last rack may not be full."""
+    """Return the nodes and standbys of a case as blocks of one tray each.
+
+    It is filled up to whole racks. The additional nodes raise the failure rate, and callers leave them out.
+    """
     racks = math.ceil(case.all_nodes / case.rack_nodes)
     blocks = racks * case.rack_nodes
     return Fleet(
@@ -60,7 +63,7 @@ def make_fleet(case: FleetCase) -> Fleet:
 
 
 def simulate_courses(case: FleetCase, settings: SimulationSettings) -> Iterator[Course]:
-    """Yield one course for each replication.
+    """Yield one course for each replication, after a warm-up. Outages of nodes beyond the case's number are left out.
 
     Raises:
         BadInputError: there are too many failures to simulate.
@@ -80,7 +83,10 @@ def _make_distribution(shape: float, mean: float) -> Distribution:
 
 
 def _make_course(case: FleetCase, history: FleetHistory, index: IntArray, warmup: float, hours: float) -> Course:
-    """Make a course from some outages. It starts at the end of the warm-up."""
+    """Make a course from the outages at `index`. Second 0 is the end of the warm-up; nodes that are down then are away.
+
+    At the same moment, failures come before returns.
+    """
     block, mark = history.outage_block[index], history.outage_mark[index]
     start, end = (hours_to_seconds(times[index] - warmup) for times in (history.outage_start, history.outage_end))
     seconds = hours * SECONDS_PER_HOUR

@@ -77,7 +77,7 @@ def forecast(case: FleetCase, settings: SimulationSettings) -> Forecasts:
 
 
 def restarts_period_s(case: FleetCase) -> float:
-    """Return the seconds between checkpoints of a job that restarts: the case's value, or else the optimum."""
+    """Return the seconds between checkpoints of a job that restarts: the case's value, or the optimum if that is 0."""
     if case.checkpoint.period_s:
         return case.checkpoint.period_s
     rate = case.failures_per_hour / SECONDS_PER_HOUR
@@ -114,7 +114,10 @@ def _summarize(accounts: Sequence[Account], seconds: float, parts: Sequence[str]
 
 
 def _mean_per_failure(accounts: Sequence[Account], part: str) -> Estimate:
-    """Return a mean over all failures: the ratio of two means. Its error follows from linearising the ratio."""
+    """Return the mean seconds lost to a part in each failure, with an interval from linearising the ratio of two means.
+
+    Without failures it is 0.
+    """
     lost = np.array([account.lost[part] for account in accounts])
     failures = np.array([account.failures for account in accounts], dtype=np.float64)
     if not failures.any():

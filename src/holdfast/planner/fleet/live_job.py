@@ -53,7 +53,10 @@ class LiveJob:
     # ---- time ----
 
     def _advance(self, until: float) -> None:
-        """Advance the time to `until`, and account for it."""
+        """Advance the time to `until`: pass the queued stops, then train. Without enough nodes, wait instead.
+
+        When all stops are over, lost copies of the state count as replaced.
+        """
         while self._now < until and self._nodes.has_enough and self._stops:
             what, end = self._stops[0]
             self._account_for(what, min(end, until) - self._now)
@@ -115,9 +118,10 @@ class LiveJob:
             self._add_join()
 
     def _start_recovery(self, moment: FailureMoment | None, before: int, left: int, owed: dict[str, float]) -> None:
-        """Start a recovery after a failure, or after waiting for nodes.
+        """Queue the stops of a recovery, after the useful work that is still done, and the owed rest of earlier stops.
 
-        Standbys join at its end, as returning nodes do.
+        Parts owed twice add up. If more nodes are up than the `left` ones, they join at its end. `moment` is None after
+        a wait for nodes.
         """
         at = self._now + (computed_s(self._case, moment, before) if moment else 0.0)
         if at > self._now:
@@ -128,7 +132,7 @@ class LiveJob:
             self._add_join()
 
     def _add_join(self) -> None:
-        """Add returning nodes. Nodes that return while others wait to join share their stop."""
+        """Queue a stop in which nodes join, after the queued ones. If the last one is a join already, it is shared."""
         at = self._stops[-1][1] if self._stops else self._now
         if not self._stops or self._stops[-1][0] != "join":
             self._stops.append(("join", at + self._case.recovery.join_s))
@@ -141,7 +145,7 @@ class LiveJob:
         return {what: end - at for at, (what, end) in zip(begins, self._stops, strict=False) if what in _MUST_COMPLETE}
 
     def _add_stops(self, at: float, durations: dict[str, float]) -> None:
-        """Stop for the parts of a recovery, one after the other, then for the rollback."""
+        """Queue a stop for each part of a recovery, then for the rollback, from `at` on. Zero durations are skipped."""
         for what in (*PARTS, "rollback"):
             if durations.get(what, 0.0) > 0:
                 at += durations[what]

@@ -29,9 +29,9 @@ class FleetNodes:
         return self._case.job.step_s / self._case.step_on(self.members) if self.members else 0.0
 
     def remove_failed(self, change: Change, training: int) -> int:
-        """Remove failed nodes, and return how many of them were training.
+        """Remove failed nodes, and return how many of them trained. All nodes that are up are equally likely to.
 
-        All nodes that are up are equally likely to train.
+        The mean number is rounded up or down by the change's random mark.
         """
         share = min(training / self._up, 1.0) if self._up else 0.0
         self._up -= len(change.nodes)

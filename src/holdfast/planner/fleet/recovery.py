@@ -88,7 +88,11 @@ def detection_s(case: FleetCase, moment: FailureMoment, nodes: int) -> float:
 
 
 def computed_s(case: FleetCase, moment: FailureMoment, before: int) -> float:
-    """Return the seconds of useful work that the remaining nodes of `before` still do after a failure."""
+    """Return the seconds of useful work that the remaining nodes of `before` still do after a failure.
+
+    They compute until the failure is noticed, then finish the micro-batch, at most to the end of the step. It is 0 if
+    the job was already recovering.
+    """
     if moment.phase is None:
         return 0.0
     step_s, micro_s = case.step_on(before), case.job.step_s / case.job.rounds

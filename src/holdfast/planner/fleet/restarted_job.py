@@ -35,7 +35,7 @@ class RestartedJob:
         self._members, self._speed = self._nodes.members, self._nodes.speed
 
     def run(self) -> Account:
-        """Simulate the course, and return the account."""
+        """Simulate the course, and return the account. Training since the last checkpoint counts at the end, too."""
         for change in self._course.changes:
             self._advance(change.time)
             self._on_failure(change) if change.fails else self._nodes.add_returned(change)
@@ -45,7 +45,10 @@ class RestartedJob:
         return self.account
 
     def _advance(self, until: float) -> None:
-        """Advance the time to `until`, and account for it."""
+        """Advance the time to `until`: wait for enough nodes, then restart, then train. Each is counted in the account.
+
+        At the end of a restart, all nodes that are up become members.
+        """
         while self._now < until:
             if not self._nodes.has_enough:
                 self.account.lost["wait"] += until - self._now
@@ -60,7 +63,10 @@ class RestartedJob:
                 self._train(until)
 
     def _train(self, until: float) -> None:
-        """Train through full periods, or until the checkpoint after which returned nodes join."""
+        """Train and save through all full periods before `until`. Less than a period is only noted, and counted later.
+
+        If a restart with returned nodes is worthwhile, stop at the first checkpoint and begin it.
+        """
         whole, left = self._period_s + self._save_s, until - self._now
         most = 1.0 if self._is_join_worthwhile() else floor((self._since + left) / whole)
         time = most * whole - self._since
@@ -76,6 +82,7 @@ class RestartedJob:
             self._why, self._ready_at = "join", self._now + self._restart_s
 
     def _is_join_worthwhile(self) -> bool:
+        """Whether returned nodes would train more until the next failure than a restart costs."""
         more = self._nodes.members - self._members
         return more > 0 and more / self._nodes.members / (self._case.failures_per_hour / 3600.0) > self._restart_s
 

@@ -55,6 +55,7 @@ def mean_parts(case: FleetCase) -> RecoveryParts:
 
 
 def _make_row(case: FleetCase) -> ScaleRow:
+    """Return the mean time to notice a failure and the mean parts of a recovery, for the full job of the case."""
     detected = sum(
         share * detection_s(case, _spread_moments(silent=silent)[0], case.nodes)
         for share, silent in _failure_kinds(case)

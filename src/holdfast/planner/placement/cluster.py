@@ -73,9 +73,9 @@ class GpuCluster:
         return counts @ (self.domain[:, None] == indices(self.domains)).astype(np.int64)
 
     def to_gpu_counts(self, counts: IntArray, work: FloatArray) -> IntArray:
-        """Return replicas per GPU `(L, E, G)` from replicas per domain `(L, E, D)`.
+        """Return replicas per GPU `(L, E, G)` from replicas per domain `(L, E, D)`, dealt by load and balanced.
 
-        `work` `(L, E)` is the load of one replica of each expert.
+        `work` `(L, E)` is the load of one replica of each expert. Replicas stay in their domain.
         """
         found = np.zeros((*counts.shape[:2], self.alive.size), dtype=np.int64)
         for domain in range(self.domains):
@@ -111,10 +111,12 @@ def _swap(counts: IntArray, work: FloatArray, most: int = MOST_SWAPS) -> IntArra
 def make_cluster(
     replicas: int, nodes: int, gpus: int, active: BoolArray | None = None, racks: IntArray | None = None
 ) -> GpuCluster:
-    """Return the cluster of this many slots, `nodes` and `gpus`.
+    """Return the cluster of the live GPUs. `replicas` is the number of slots on all `gpus`, live or not.
+
+    `active` flags live ranks, None all. Domains are the nodes, or with `racks`, which has each node's rack, the racks.
 
     Raises:
-        BadInputError: a number is below 1 or does not divide the next, or no rank is alive.
+        BadInputError: a number is below 1, `nodes` does not divide `gpus` or these `replicas`, or no rank is alive.
     """
     for name, number in (("num_replicas", replicas), ("num_nodes", nodes), ("num_gpus", gpus)):
         if number < 1:

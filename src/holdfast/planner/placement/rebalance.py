@@ -143,8 +143,11 @@ def _read_held_slots(old_indices: Any, loads: FloatArray, replicas: int, move_bu
 def place_replicas(question: RebalanceRequest) -> IntArray:
     """Return the expert in each slot `(L, R)`, or -1 on ranks that are not alive.
 
+    If experts are held now, they keep their GPUs and slots if possible, and moves stay within the budget if there is
+    one.
+
     Raises:
-        BadInputError: there are fewer slots than the experts need.
+        BadInputError: there are too few slots, or the fault threshold is below 1 or cannot be reached.
     """
     cluster, experts = question.cluster, question.loads.shape[1]
     _check_room(question)
@@ -181,7 +184,10 @@ def _check_room(question: RebalanceRequest) -> None:
 
 
 def _plan_counts(question: RebalanceRequest) -> IntArray:
-    """Return the best placement `(L, E, G)`, from EPLB's and others, without regard to the current one."""
+    """Return the best placement `(L, E, G)`, from EPLB's and others, without regard to the current one.
+
+    With a fault threshold above 1, only placements that reach it count, and fatal losses are weighed against balance.
+    """
     cluster, loads, threshold = question.cluster, question.loads, question.fault_threshold
     found = _make_eplb_counts(question)
     if threshold > 1:

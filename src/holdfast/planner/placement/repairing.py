@@ -86,7 +86,11 @@ def repair(
 
 
 def _read_loads(weight: Any, slots: IntArray) -> FloatArray:
-    """Return the loads `(L, E)`: the given ones, or the current numbers of replicas."""
+    """Return the loads `(L, E)`: the given ones, or the current numbers of replicas, at least 1 each.
+
+    Raises:
+        BadInputError: the loads do not match the slots, or these hold no expert or too high an expert number.
+    """
     experts = int(slots.max()) + 1
     if weight is not None:
         loads = as_loads(weight)
@@ -117,7 +121,9 @@ class MendedPlacement:
 
 
 def mend_placement(given: IntArray, cluster: GpuCluster, loads: FloatArray, threshold: int) -> MendedPlacement:
-    """Return a placement `(L, R)` mended for a cluster. Experts that stay keep their slots.
+    """Return a placement `(L, R)` mended for a cluster, and the threshold that fits. Kept experts stay in their slots.
+
+    Lost replicas are replaced in free slots; replicas beyond an allocation by `loads` make room. Dead ranks get -1.
 
     Raises:
         BadInputError: there are more experts than slots, no live rank holds an expert, or the threshold is below 1.
@@ -157,10 +163,10 @@ def _fill_slots(slots: IntArray, added: Replicas, per_gpu: int) -> None:
 
 
 def _find_moves(given: IntArray, found: IntArray, cluster: GpuCluster) -> IntArray:
-    """Return (layer, expert, from, to) `(M, 4)` for each rank that gets an expert that it does not have.
+    """Return (layer, expert, from slot, to slot) `(M, 4)` for each rank that gets an expert that it does not have.
 
-    The source is the live rank with the expert that has sent least so far, if possible on the same node. It copies from
-    a slot in which the expert stays, if there is one.
+    The source is the live rank with the expert that is on the same node if possible, then has sent least so far. It
+    copies from a slot in which the expert stays, if there is one. The source is -1 if no live rank has the expert.
     """
     layers = len(given)
     before = given.reshape(layers, cluster.ranks, cluster.per_gpu)
@@ -187,5 +193,6 @@ def _find_moves(given: IntArray, found: IntArray, cluster: GpuCluster) -> IntArr
 
 
 def _find_lost(given: IntArray, loads: FloatArray, cluster: GpuCluster) -> tuple[tuple[int, int], ...]:
+    """Return (layer, expert) of each expert without a replica on a live rank."""
     live = cluster.to_counts(given, loads.shape[1]).sum(axis=2)
     return tuple((int(layer), int(expert)) for layer, expert in np.argwhere(live == 0))

@@ -38,7 +38,11 @@ def simulate_pool(
 
 
 def make_node_shares(system: System, tasks: Sequence[FleetTask], nodes: Sequence[str], *, machine: bool) -> NodeShares:
-    """Return the initial allocation of nodes. Systems that do not plan start with the plan of `waf` (section 7.5)."""
+    """Return the initial allocation of nodes: the system's policy, run by the pool's state machine or alone.
+
+    Systems that do not plan start with the plan of `waf` (section 7.5), and replace lost nodes by idle nodes and
+    spares.
+    """
     made = MachineShares if machine else DividedShares
     if system.shares == "pool":
         return made(system.policy, tasks, nodes, system.times.change_s)

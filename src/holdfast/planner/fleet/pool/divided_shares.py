@@ -70,7 +70,10 @@ class DividedShares:
         return len(self._mine[job])
 
     def remove_node(self, node: str, now: float) -> frozenset[str]:
-        """Remove a node that is seen to be lost. Return the jobs with other nodes than before."""
+        """Remove a node whose loss was noticed, count the failure if a job had it, and divide again.
+
+        Return the jobs whose nodes changed.
+        """
         self._free.discard(node)
         job = self._owner.pop(node, None)
         if job is None:
@@ -80,7 +83,7 @@ class DividedShares:
         return self._apply_plan(now) | {job}
 
     def add_node(self, node: str, now: float) -> frozenset[str]:
-        """Add a node that is up, perhaps again. Return the jobs with other nodes than before."""
+        """Add a new or returned node as free, and divide again. Return the jobs whose nodes changed."""
         self._nodes.setdefault(node, PoolNode(name=node, session=""))
         self._free.add(node)
         return self._apply_plan(now)
@@ -88,7 +91,10 @@ class DividedShares:
     # ---- inside ----
 
     def _apply_plan(self, now: float) -> frozenset[str]:
-        """Apply the policy's division. Return the jobs with other nodes than before."""
+        """Divide all nodes by the policy, with the failure rate observed so far, and move them between jobs.
+
+        Free nodes are given first, then nodes from jobs above their share. Return the jobs whose nodes changed.
+        """
         total = len(self._free) + len(self._owner)
         seen_s = (BEGIN + now - BEGIN) * len(self._nodes)  # Round as the machine's clock does.
         rate = observed_rate(self._failures, seen_s, known_rate=KNOWN_RATE, known_s=1 / KNOWN_RATE)

@@ -81,9 +81,9 @@ class MachineShares:
         return len(held.grants) if held is not None else 0
 
     def remove_node(self, node: str, now: float) -> frozenset[str]:
-        """Disconnect a node's agent, and let its job give the node back.
+        """Disconnect a node's agent, remove its fence, and let its job give the node back to the pool.
 
-        Return the jobs with other nodes than before.
+        Return the jobs whose nodes changed. Time moves to `now`.
         """
         self._now, self._changed = BEGIN + now, set()
         connection = self._numbers.pop(node)

@@ -50,7 +50,7 @@ class FleetTrace:
 
     @property
     def most_nodes(self) -> int:
-        """The largest number of nodes that are up at one time."""
+        """The largest number of nodes that are up at one time, including the start."""
         there, most = set(self.nodes), len(self.nodes)
         for outage in self.outages:
             if outage.what == "back":
@@ -97,7 +97,10 @@ def make_node_names(nodes: int) -> tuple[str, ...]:
 
 
 def draw_trace(drawing: TraceDrawing, nodes: int, seed: int) -> FleetTrace:
-    """Draw a trace. A failure at a time without any node is left out."""
+    """Draw a trace: losses and faults at uniform times, each on a random node that is up, and a return after each loss.
+
+    A failure while no node is up, and a return after the end, are left out.
+    """
     rng = np.random.default_rng([seed, drawing.lost, drawing.faults])
     times = rng.uniform(0.0, drawing.seconds, drawing.lost + drawing.faults)
     loses = np.arange(times.size) < drawing.lost

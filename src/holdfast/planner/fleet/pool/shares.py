@@ -58,7 +58,10 @@ class HitShares:
         return self._sizes[job]
 
     def remove_node(self, node: str, now: float) -> frozenset[str]:
-        """Remove a lost node. A spare replaces it, or else its job lacks a node."""
+        """Remove a lost node. The first spare replaces it; without one, its job waits for a returning node.
+
+        Return the job, or nothing if the node was a spare or unknown.
+        """
         if node in self._spares:
             self._spares.remove(node)
         job = self._owner.pop(node, None)
@@ -72,7 +75,10 @@ class HitShares:
         return frozenset((job,))
 
     def add_node(self, node: str, now: float) -> frozenset[str]:
-        """Give a returning node to the job that has lacked one for longest."""
+        """Give a returning node to the job that has lacked one for longest, and return that job.
+
+        If no job lacks one, the node becomes a spare, and the result is empty.
+        """
         if not self._lacking:
             self._spares.append(node)
             return frozenset()

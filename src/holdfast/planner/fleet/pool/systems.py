@@ -98,7 +98,10 @@ class HoldfastTimes:
     arrives_s: float = 0.0
 
     def loss_cost(self, nodes: int, marks: tuple[float, ...]) -> LostTime:
-        """Return the cost of one recovery."""
+        """Return the time lost by a job of `nodes` that loses a node: until noticed, and the rest of the recovery.
+
+        `marks` are random numbers in 0..1 that decide the moment, and whether only the lease shows the loss.
+        """
         before, moment = max(nodes, 1), self._make_moment(marks, self.case.recovery.silent_share)
         case = self._case_for(before)
         seen_s = detection_s(case, moment, before)
@@ -106,7 +109,11 @@ class HoldfastTimes:
         return LostTime(seen_s, max(0.0, parts.total - seen_s))
 
     def fault_cost(self, nodes: int, marks: tuple[float, ...]) -> LostTime:
-        """Return the cost of a process that starts again, including the repeated part of the interrupted step."""
+        """Return the time lost if a process of a job fails and starts again on its node.
+
+        The connection shows the fault. Then come the process's start, a recovery with all nodes, and the repeated part
+        of the step. `marks` are random numbers in 0..1.
+        """
         held, moment = max(nodes, 1), self._make_moment(marks, 0.0)
         case = self._case_for(held)
         parts = recovery_parts(case, moment, held, held)

@@ -54,7 +54,10 @@ class FleetTask:
         return self.most or len(self.step_s)
 
     def waf(self, nodes: int) -> float:
-        """Return the weighted achieved FLOP/s with this many nodes. Nodes beyond the largest number stay idle."""
+        """Return the weighted achieved FLOP/s with this many nodes. Nodes beyond the largest number stay idle.
+
+        It is 0 below the least number, and for a number that is not one of the job's `sizes`, if it has any.
+        """
         held = min(nodes, self.largest)
         if held < self.least or (self.sizes and held not in self.sizes):
             return 0.0

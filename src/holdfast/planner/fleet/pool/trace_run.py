@@ -72,7 +72,10 @@ class PoolSimulation:
     _hits: int = 0
 
     def run(self) -> PoolResult:
-        """Simulate the trace, and return the result."""
+        """Simulate the trace to its end. Return for each job its work and the seconds stopped or short of nodes.
+
+        The result also has the total throughput over time, and the number of failures that hit jobs.
+        """
         timeline, end = self._timeline, self.trace.seconds
         for task in self.tasks:
             size = self.shares.size_of(task.name)
@@ -122,7 +125,10 @@ class PoolSimulation:
         self._timeline.after(seen_s, self._on_loss_noticed, outage.node)
 
     def _on_loss_noticed(self, node: str) -> None:
-        """Notice the loss of a node: its job continues without it, and a plan may follow."""
+        """Remove a lost node from the shares, once, and apply the new allocation. Its job continues without it.
+
+        Nothing happens for a node whose loss was handled before.
+        """
         if node not in self._unseen:
             return
         self._unseen.discard(node)
@@ -130,9 +136,10 @@ class PoolSimulation:
         self._apply_allocation(self.shares.remove_node(node, self._timeline.now), hit=owner)
 
     def _apply_allocation(self, changed: Iterable[str], hit: str | None = None) -> None:
-        """Apply changed allocations.
+        """Apply the allocations of the `changed` jobs. `hit` is the job that lost the node, if a loss is the cause.
 
-        A job that loses nodes by a plan stops for a change at once. A job that gains nodes stops when they arrive.
+        A job that loses nodes by a plan stops for a change at once. A job that gains nodes stops when they arrive. In
+        systems that do not plan, a spare replaces the node as part of the recovery, without another stop.
         """
         names = sorted(changed)
         for name in names:
@@ -155,7 +162,10 @@ class PoolSimulation:
         self._update_throughput(names)
 
     def _add_arrived_nodes(self, name: str, nodes: int, *, also: bool = False) -> None:
-        """Add nodes that a job was given to its training, as far as they are still on their way."""
+        """Add nodes that have arrived to a job, at most as many as are still on their way, and stop it for the change.
+
+        With `also`, this stop follows the one under way.
+        """
         job = self._jobs[name]
         nodes = min(nodes, job.coming)
         if nodes:
@@ -180,7 +190,10 @@ class PoolSimulation:
         return job.task.waf(job.size) > 0 and (self.system.shares != "waits" or job.size >= job.full)
 
     def _update_throughput(self, names: Collection[str]) -> None:
-        """Account for the time that has passed, and set the jobs' current throughput."""
+        """Count the jobs' work, and time stopped or short of nodes, up to now. Then set their present throughput.
+
+        It is 0 while a job is stopped or short. A changed total of all jobs is recorded as a step.
+        """
         now = self._timeline.now
         for name in names:
             job = self._jobs[name]

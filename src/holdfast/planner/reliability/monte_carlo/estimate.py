@@ -174,6 +174,11 @@ def _fleet(
     failure_gaps: Distribution | None,
     timeline: RateProfile | None,
 ) -> Fleet:
+    """Return the fleet to simulate for a strategy. None for a distribution means exponential, with the case's mean.
+
+    Given gaps are stretched to the case's rate. The blocks of a rack fail together only if `rack_failures` is
+    `PER_RACK`.
+    """
     trays, blocks = strategy.block_gpus // case.cluster.gpus_per_tray, blocks_per_zone(case.cluster, strategy)
     gap = float(as_floats(case.failures.mtbf_tray_hours)) / (trays * blocks * case.cluster.zones)
     shares_rack = case.failures.rack_failures is RackFailures.PER_RACK

@@ -144,7 +144,10 @@ def _tray_failures(
 def _renewals(
     gaps: Distribution, rng: np.random.Generator, replications: int, hours: float
 ) -> tuple[IntArray, FloatArray]:
-    """Return (replication, time) of a renewal process per replication, times rising within each."""
+    """Return (replication, time) of a renewal process per replication up to `hours`, times rising within each.
+
+    It starts at 0 with a full gap.
+    """
     expected = hours / gaps.mean
     batch = int(expected + 4.0 * expected**0.5) + 8
     time = np.cumsum(gaps.draw(rng, replications * batch).reshape(replications, batch), axis=1)

@@ -45,7 +45,7 @@ def simulate_job(
     warmup_hours: float,
     hours: float,
 ) -> JobHistory:
-    """Return blocked and useful time over the `hours` after the warm-up.
+    """Return blocked hours, and useful hours that reached a checkpoint, of each replication after the warm-up.
 
     While any zone has more than `spare_blocks` blocks out, the job is blocked and its own clock stops. A fault
     interrupts the job only if it strikes a working block. Of a zone's L blocks, L - R work, drawn with equal

@@ -72,7 +72,10 @@ def evaluate(case: SparingCase) -> Evaluation:
 
 
 def evaluate_strategy(case: SparingCase, strategy: SparingStrategy) -> StrategyGoodput:
-    """Return one strategy's goodput (Eq. 1), from unrounded factors."""
+    """Return one strategy's goodput (Eq. 1), from unrounded factors, and the factors.
+
+    The number of spare blocks is the strategy's, or else the best one that leaves whole placement groups.
+    """
     mtbf = strategy_block_mtbf(case, strategy)
     pool = block_pool(case, strategy, mtbf)
     unplaced = best_spare_blocks(case.recovery, pool)
@@ -131,7 +134,10 @@ def block_pool(case: SparingCase, strategy: SparingStrategy, block_mtbf_hours: F
 
 
 def strategy_gains(case: SparingCase, strategy: SparingStrategy) -> tuple[float, float]:
-    """Return (hardware gain, model gain). Without spare trays, the hardware gain is 1 unless it was measured."""
+    """Return (hardware gain, model gain). The first is the strategy's own, or else that of the case's hardware.
+
+    Without either, or hardware but no spare GPUs, it is 1. The model gain is 1 without a model.
+    """
     hardware = 1.0
     if strategy.hardware_gain is not None:
         hardware = strategy.hardware_gain

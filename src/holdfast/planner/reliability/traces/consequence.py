@@ -96,10 +96,10 @@ def realities(trace: FailureTrace, fit: TraceFit) -> tuple[Reality, ...]:
 def fitted_failures(
     case: SparingCase, trace: FailureTrace, fit: TraceFit, interruptions: Interruptions, trays_per_node: float
 ) -> FailureModel:
-    """Return the failures of the case's trays and racks by a trace.
+    """Return the case's failure model with MTBF of trays and racks, and MTTR, fitted to a trace.
 
     A node of the trace stands for `trays_per_node` trays. Every interruption counts once, as a failure of a tray or of
-    a rack.
+    a rack. Without one of a kind, its MTBF is `NEVER_HOURS`.
 
     Raises:
         BadInputError: the interruptions that follow differ from those in the trace by more than 5 %.
@@ -141,7 +141,10 @@ def consequence(
     trays_per_node: float,
     interruptions: Interruptions,
 ) -> TraceConsequence:
-    """Return the goodput of the case's strategies with the trace's failures.
+    """Return the goodput of the case's strategies with the trace's failures: by the closed form, and simulated.
+
+    Each strategy is simulated under each of the `realities`. The best one by the closed form is also simulated with
+    other numbers of spare blocks, under the last reality.
 
     Raises:
         BadInputError: see `fitted_failures`.

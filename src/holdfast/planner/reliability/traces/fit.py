@@ -109,7 +109,10 @@ def fit_trace(trace: FailureTrace, *, confidence: float = 0.95, seed: int = 0, r
 
 
 def fit_mttr(trace: FailureTrace, confidence: float) -> Estimate:
-    """Return the mean time to repair, for exponential repairs, some of which the end of the trace cuts off."""
+    """Return the mean time to repair, for exponential repairs, some of which the end of the trace cuts off.
+
+    It is all time in repair over the number of repairs that ended; the interval is from chi-square quantiles.
+    """
     tail, total, ended = (1.0 - confidence) / 2.0, float(trace.in_repair_hours.sum()), int(trace.ended.sum())
     # With unfinished repairs, the number of ended repairs is random, like the number of failures for MTBF.
     more = 2 if trace.open_repairs else 0
@@ -146,10 +149,10 @@ def _percentiles(mean: float, samples: FloatArray, tail: float) -> Estimate:
 
 
 def fit_shape(hours: FloatArray, rng: np.random.Generator, simulations: int = 400) -> ShapeFit:
-    """Return the shape of a sample (N,) of times of 0 or more.
+    """Fit a Weibull and a lognormal to times (N,) of 0 or more, and compare them and the sample with an exponential.
 
-    Logarithms need positive values. 0 stands for "below the clock's resolution", and is replaced by half the smallest
-    positive value.
+    The AICs are relative to the exponential's, and the p-value of its distance is simulated. Times of 0 count as half
+    the smallest positive one.
     """
     mean = float(hours.mean())
     positive = np.maximum(hours, 0.5 * float(hours[hours > 0].min()))
@@ -185,7 +188,11 @@ def _distance_to_exponential(samples: FloatArray) -> FloatArray:
 
 
 def fit_weibull(hours: FloatArray) -> Weibull:
-    """Return the maximum-likelihood Weibull distribution for positive times (N,)."""
+    """Return the maximum-likelihood Weibull distribution for positive times (N,).
+
+    Raises:
+        BadInputError: all times are equal.
+    """
     from scipy import optimize  # pyright: ignore[reportMissingTypeStubs] - only this needs it, and it takes long
 
     logs = np.log(hours / hours.max())

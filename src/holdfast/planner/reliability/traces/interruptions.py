@@ -47,10 +47,11 @@ class Interruptions:
 
 
 def count_interruptions(trace: FailureTrace, rack_share: float | None = None) -> Interruptions:
-    """Return the interruptions of a trace.
+    """Return the interruptions of nodes and of whole racks in a trace, and the evidence for the racks.
 
-    A failure counts as that of a single node, unless the trace shows otherwise. It can have a column with the scope of
-    each failure, racks of which several nodes failed together, or failures of several nodes at exactly the same time.
+    The first that applies decides: `rack_share`, a column with each failure's scope, racks of which several nodes
+    failed together, or more failures at exactly the same time than by chance. Else each failure is that of a single
+    node.
 
     Args:
         rack_share: share of interruptions that took down a whole rack, if the user gives it.
@@ -101,7 +102,10 @@ def _groups(trace: FailureTrace, domain: IntArray, within_hours: float) -> IntAr
 
 
 def _expected_coincidences(trace: FailureTrace) -> float:
-    """Return how many pairs of failures start at the same time by chance, at the trace's resolution."""
+    """Return how many pairs of failures start at the same time by chance, at the trace's resolution.
+
+    That is the first of `CLOCK_UNITS_S` of which all start times are multiples. If there is none, the result is 0.
+    """
     seconds = 3600.0 * (trace.start_hours - trace.start_hours[0])
     fits = (unit for unit in CLOCK_UNITS_S if np.abs(seconds - unit * np.rint(seconds / unit)).max() < 1e-3)
     resolution_hours = next(fits, 0.0) / 3600.0

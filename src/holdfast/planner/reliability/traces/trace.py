@@ -109,7 +109,10 @@ class FailureTrace:
 def merged(
     node: IntArray, start: FloatArray, end: FloatArray, ended: BoolArray, line: IntArray
 ) -> tuple[IntArray, FloatArray, FloatArray, BoolArray, IntArray]:
-    """Return the outages, (F,) each, sorted by start. Outages of one node that overlap are joined into one."""
+    """Return the outages, (F,) each, sorted by start. Outages of one node that overlap are joined into one.
+
+    It has the line of the first, and the end, and whether it ended, of the one that ends last.
+    """
     order = np.lexsort((start, node))
     node, start, end, ended, line = node[order], start[order], end[order], ended[order], line[order]
     keep = np.ones(node.size, dtype=bool)
