@@ -275,7 +275,7 @@ class Record(Struct, frozen=True, kw_only=True, tag="Record"):
     def replacements_among(self, nodes: Collection[str]) -> dict[str, str]:
         """Return the replacements among these nodes, each with the draining node among them that it replaces.
 
-        Replacements that drain themselves, and draining nodes marked `owed`, are left out.
+        Replacements that drain themselves are left out, and draining nodes that a decision has already removed.
         """
         going = {one.node for one in self.leaving}
         pairs = {one.beside: one.node for one in self.leaving if not one.owed}

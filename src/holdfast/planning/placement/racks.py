@@ -41,7 +41,10 @@ def spread_over_racks(pattern: BoolArray, slots: IntArray, racks: IntArray, thre
 def _improve_by_swaps(
     columns: IntArray, value: Callable[[IntArray], tuple[int, float]], swaps: list[tuple[int, int]]
 ) -> IntArray:
-    """Return `columns` `(N,)` improved by swaps, while a swap helps and the budget lasts."""
+    """Return `columns` `(N,)` improved by `swaps` of two nodes, each kept if it raises the `value`.
+
+    It ends when no swap helps, or after 2000 tries.
+    """
     best = value(columns)
     tried = since = 0
     while swaps and since < len(swaps) and tried < _BUDGET:

@@ -107,7 +107,10 @@ def _sets_by_first_node(sets: BoolArray) -> list[list[int]]:
 
 
 def _front_after_loss(node: int, front: Sequence[int]) -> Front | None:
-    """Return the `front` after the loss of `node`; None if that leaves a set without any node."""
+    """Return the `front` after the loss of `node`, without sets that contain another one.
+
+    Return None if a set has no node left, which makes the loss fatal.
+    """
     left = {nodes & ~(1 << node) for nodes in front}
     if 0 in left:
         return None

@@ -129,7 +129,10 @@ def single_job_values(reward: FloatArray) -> FloatArray:
 def _add_job(
     before: FloatArray, reward: FloatArray, preferred: int, into: tuple[FloatArray, IntArray, IntArray]
 ) -> None:
-    """Add a job with each of its useful numbers of nodes to the jobs before it, in place."""
+    """Add a job with each of its useful numbers of nodes to the jobs before it, whose values are `before` `(2, n + 1)`.
+
+    Write the best and the next best values, its nodes and the rows of the others to the tables `into`.
+    """
     best, took, rest = into
     worth = useful_sizes(reward, preferred)
     firsts, seconds = _shifted_view(before[0]), _shifted_view(before[1])

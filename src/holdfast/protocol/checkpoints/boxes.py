@@ -34,7 +34,7 @@ class Box(NamedTuple):
         return len(whole) == len(self.shape) and all(end <= size for end, size in zip(self.end, whole, strict=True))
 
     def intersect(self, other: Box) -> Box | None:
-        """Return the common elements of two boxes, or None if there are none."""
+        """Return the box of the common elements, or None if the boxes do not overlap."""
         offset = tuple(map(max, self.offset, other.offset))
         shape = tuple(min(ends) - first for first, *ends in zip(offset, self.end, other.end, strict=True))
         return Box(offset, shape) if all(size > 0 for size in shape) else None

@@ -118,7 +118,7 @@ def verify(
 
     Args:
         contents: read all files; else only their sizes are checked.
-        moved: called repeatedly meanwhile.
+        moved: called before each file and while it is read, to report progress.
 
     Raises:
         DamagedCheckpointError: the manifest or a file is missing, or differs in size or content.

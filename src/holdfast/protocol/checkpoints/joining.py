@@ -42,7 +42,9 @@ def is_of_model(name: str) -> bool:
 
 
 def read_whole_tensors(storage: Storage, checkpoint: str) -> list[WholeTensor]:
-    """Return all tensors of a checkpoint, sorted by bytes per element (most first), then by name.
+    """Return all tensors of a checkpoint, each with its pieces, without reading their contents.
+
+    They are sorted by bytes per element (most first), then by name.
 
     Raises:
         DamagedCheckpointError: a part is missing or malformed.
@@ -84,10 +86,12 @@ def _join(checkpoint: str, found: list[tuple[StoredPiece, PlacedBox]]) -> WholeT
 def join_into_file(
     storage: Storage, checkpoint: str, wanted: Callable[[str], bool]
 ) -> tuple[list[StoredPiece], Iterator[bytes]]:
-    """Return the pieces of a file with these tensors, and its content: a header, then all bytes.
+    """Return the pieces of a file with the whole tensors whose names are `wanted`, and its content.
+
+    The content is a header, then all bytes, which are read from the checkpoint only as it is consumed.
 
     Raises:
-        DamagedCheckpointError: as `whole_tensors`; also while the content is read.
+        DamagedCheckpointError: as `read_whole_tensors`; also while the content is read.
     """
     tensors = [tensor for tensor in read_whole_tensors(storage, checkpoint) if wanted(tensor.piece.name)]
     described: list[StoredPiece] = []
