@@ -45,7 +45,10 @@ class JobParallelDims(_ParallelDims):
         )
 
     def build_mesh(self) -> Any:
-        """Return the job's meshes under torchtitan's names, in place of torchtitan's own process groups."""
+        """Store the job's meshes under torchtitan's names, in place of its own process groups; return the dense mesh.
+
+        Axes that a job does not use, such as "pp" and "cp", have size 1.
+        """
         named = self._job.mesh_as
         loading = named(pp="", batch="shard", cp="", tp="tensor")
         # Without expert parallelism, torchtitan only checks that these exist.

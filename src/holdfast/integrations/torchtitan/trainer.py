@@ -193,7 +193,10 @@ class ElasticTrainer(_Trainer):
             self.train_step(step)
 
     def train_step(self, step: Step) -> bool:
-        """Run one attempt at one step. Return whether it was applied."""
+        """Run one attempt at one step. Return whether it was applied.
+
+        If torchtitan would log the step, the largest loss is collected, and rank 0 logs the results once it is applied.
+        """
         self.step, self._current_step = step.number, step
         rates, wanted = self.lr_schedulers.get_metrics(), self.metrics.is_logged(step.number)
         for inputs, labels in self._time_batches(step.micro_batches()):

@@ -56,7 +56,7 @@ class Best:
         """Return the best placement `(L, E, N)` found; see `Strategy.place`.
 
         It builds on node groups if their sizes prove that these are best on many nodes; else on a searched pattern,
-        unless MRO or spread survive more. With racks or failure rates, the searched pattern is always used.
+        unless MRO or spread survive more. That comparison is left out with racks or failure rates.
         """
         groups = best_groups(problem) if problem.nodes > SEARCH_UP_TO_NODES else None
         if groups is not None:
