@@ -152,10 +152,12 @@ class LiveJob:
                 self._stops.append((what, at))
 
     def _state_part(self, node: int) -> int:
+        """Return the number of the part of the state that a node holds. Without `job.copies`, all hold part 0."""
         copies = self._case.job.copies
         return node % max(1, self._case.nodes // copies) if copies else 0
 
     def _is_state_lost(self, left: int) -> bool:
+        """Whether no node is left, or all `job.copies` of a part are lost. With 0 copies, each node holds the state."""
         copies = self._case.job.copies
         return left <= 0 or (copies > 0 and max(self._missing.values(), default=0) >= copies)
 

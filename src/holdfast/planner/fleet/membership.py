@@ -10,6 +10,7 @@ class FleetNodes:
     """The nodes that are up. At most `case.nodes` of them train, the others are standbys."""
 
     def __init__(self, case: FleetCase, away: frozenset[int]) -> None:
+        """Start with all nodes and standbys of the case up, except those in `away`."""
         self._case = case
         self._up = case.all_nodes - len(away)
 

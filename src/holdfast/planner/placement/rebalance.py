@@ -110,6 +110,7 @@ def rebalance_experts(
 
 
 def _make_cluster(replicas: int, nodes: int, gpus: int, active_ranks: Any, racks: Any) -> GpuCluster:
+    """Check `active_ranks` and `racks`, each optional, and return the cluster. Raises `BadInputError`."""
     active = None if active_ranks is None else as_flags(active_ranks, "active_ranks", gpus)
     return make_cluster(replicas, nodes, gpus, active, None if racks is None else as_racks(racks, nodes))
 

@@ -49,6 +49,7 @@ class Weibull:
     scale: float
 
     def __post_init__(self) -> None:
+        """Raise `BadInputError` unless shape and scale are positive."""
         require_positive("shape", self.shape)
         require_positive("scale", self.scale)
 
@@ -86,6 +87,7 @@ class Empirical:
     values: FloatArray
 
     def __post_init__(self) -> None:
+        """Raise `BadInputError` if there are no values, one is negative, or all are 0."""
         if self.values.size == 0 or np.any(self.values < 0) or not np.any(self.values > 0):
             raise BadInputError("empirical distribution: needs values of 0 or more, at least one above 0")
 
@@ -113,6 +115,7 @@ class RepairMix:
         return self.epsilon * self.auto.mean + (1.0 - self.epsilon) * self.ticket.mean
 
     def draw(self, rng: np.random.Generator, size: int) -> FloatArray:
+        """Return `size` independent draws in hours, each automatic with probability `epsilon`, else by ticket."""
         automatic = rng.random(size) < self.epsilon
         return np.where(automatic, self.auto.draw(rng, size), self.ticket.draw(rng, size))
 

@@ -120,6 +120,7 @@ def _step_times_s(model: GptModel, gpus: int) -> Iterator[float]:
 
 
 def _bytes_per_gpu(model: GptModel, tensor: int, pipeline: int) -> float:
+    """Return the bytes of a GPU's parameters, optimizer state and activations under these cuts of the model."""
     activations = 34.0 * SEQUENCE * model.width * model.layers / tensor
     return 18.0 * model.parameters / (tensor * pipeline) + activations
 

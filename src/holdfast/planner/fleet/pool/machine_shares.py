@@ -110,10 +110,12 @@ class MachineShares:
         self._handle_input(NodeMessage(number, PoolHello(node=node, session=f"{number:x}", stands=fence.state)))
 
     def _handle_input(self, event: PoolInput) -> None:
+        """Let the pool handle an input, and all inputs that follow from it."""
         self._inputs.append(event)
         self._handle_inputs()
 
     def _handle_inputs(self) -> None:
+        """Let the pool handle the queued inputs, and execute its instructions, until the queue is empty."""
         while self._inputs:
             self._execute(self.pool.handle(self._inputs.popleft(), self._now))
 
@@ -136,6 +138,7 @@ class MachineShares:
                     pass
 
     def _start_job(self, job: PooledJob) -> None:
+        """Start a job that holds no nodes, unless it has started before, and queue its connection for the pool."""
         self._held.setdefault(job.name, Held(submission=job.submission))
         self._inputs.append(JobConnected(job.name))
 

@@ -87,5 +87,6 @@ class HitShares:
         return frozenset((job,))
 
     def _assign(self, node: str, job: str) -> None:
+        """Set the node's job, and count the node to the job's size."""
         self._owner[node] = job
         self._sizes[job] += 1

@@ -164,6 +164,10 @@ _RULE = "section 7.5: the plan of waf at first; then only the job that is hit ch
 
 
 def _megatron_system(name: str, spares: int, more: str) -> System:
+    """Return a system whose jobs train only with all their nodes, and notice a failed process after `HANG_S`.
+
+    `spares` nodes replace lost ones. `more` is stated as an assumption.
+    """
     resume_s = RESUBMIT_S + SET_UP_S + AGAIN_S
     return System(
         name=name,
@@ -178,6 +182,10 @@ def _megatron_system(name: str, spares: int, more: str) -> System:
 
 
 def _elastic_system(name: str, seen_s: float, resume_s: float, assumed: str) -> System:
+    """Return a system in which a failure changes only the job that it hits.
+
+    Lost nodes and failed processes cost the same: `seen_s` until noticed, then `resume_s`, as does a change of size.
+    """
     stop = LostTime(seen_s, resume_s)
     return System(
         name=name,

@@ -94,6 +94,7 @@ def with_assumptions(case: SparingCase, clock: FailureClock, rack_failures: Rack
 
 
 def _comparison(assumptions: str, closed: StrategyGoodput, simulated: SimulatedStrategy) -> Comparison:
+    """Return a closed form next to the simulation's means, with confidence intervals, of CETT, beta and gamma."""
     return Comparison(
         assumptions=assumptions,
         strategy=closed.strategy,

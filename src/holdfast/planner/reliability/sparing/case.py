@@ -63,6 +63,7 @@ class FailureModel:
     rack_failures: RackFailures = RackFailures.PER_BLOCK
 
     def __post_init__(self) -> None:
+        """Raise `BadInputError` unless all mean times are positive."""
         for key in ("mtbf_tray_hours", "mtbf_rack_hours", "mttr_hours"):
             require_positive(f"failures.{key}", getattr(self, key))
 
@@ -155,6 +156,7 @@ class Model:
     baseline_tensor_parallel: int
 
     def __post_init__(self) -> None:
+        """Raise `BadInputError` for a negative alpha, or a baseline that is not positive."""
         require_not_negative("model.alpha", self.alpha)
         require_positive("model.baseline_tensor_parallel", self.baseline_tensor_parallel)
 

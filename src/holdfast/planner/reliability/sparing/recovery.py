@@ -133,6 +133,7 @@ class Synchronous:
     checkpoint: Checkpoint
 
     def beta(self, pool: BlockPool, spare_blocks: IntArray) -> FloatArray:
+        """Return the probability that the job is blocked, as it is if any zone has more than its spare blocks down."""
         blocked = zone_blocked_probability(pool.blocks, spare_blocks, pool.unavailability)
         return job_blocked_probability(blocked, pool.zones)
 
@@ -140,6 +141,7 @@ class Synchronous:
         return -np.expm1(self.checkpoint.log_useful_fraction(self._rate(pool, spare_blocks)))
 
     def log_yield(self, pool: BlockPool, spare_blocks: IntArray) -> FloatArray:
+        """Return log((1 - beta) (1 - gamma)): no zone is blocked, and the time between failures is useful."""
         free = pool.zones * log_zone_free_probability(pool.blocks, spare_blocks, pool.unavailability)
         return free + self.checkpoint.log_useful_fraction(self._rate(pool, spare_blocks))
 
@@ -224,10 +226,12 @@ class Elastic:
         return lost / groups
 
     def gamma(self, pool: BlockPool, spare_blocks: IntArray) -> FloatArray:
+        """Return the share of time in which the job is down, `down_seconds` after each failure."""
         stopped = self._rate(pool, spare_blocks) * as_floats(self.down_seconds) / SECONDS_PER_HOUR
         return stopped / (1.0 + stopped)
 
     def log_yield(self, pool: BlockPool, spare_blocks: IntArray) -> FloatArray:
+        """Return log((1 - beta) (1 - gamma)), -inf if either is 1."""
         with np.errstate(divide="ignore"):
             return np.log1p(-self.beta(pool, spare_blocks)) + np.log1p(-self.gamma(pool, spare_blocks))
 
@@ -235,6 +239,7 @@ class Elastic:
         return None
 
     def _rate(self, pool: BlockPool, spare_blocks: IntArray) -> FloatArray:
+        """Return the failures per hour of the job's blocks that work on average, in all zones."""
         working = (pool.blocks - as_floats(spare_blocks)) * (1.0 - self.beta(pool, spare_blocks))
         return pool.interruptions_per_hour * working * pool.zones
 

@@ -144,6 +144,7 @@ def _bursty(mtbf: float, weekly: FloatArray, rng: np.random.Generator, resamples
 
 
 def _percentiles(mean: float, samples: FloatArray, tail: float) -> Estimate:
+    """Return a mean with an interval from the quantiles of resampled values, a share `tail` outside on each side."""
     low, high = np.quantile(samples, [tail, 1.0 - tail])
     return Estimate(mean=mean, low=float(low), high=float(high))
 
@@ -200,6 +201,7 @@ def fit_weibull(hours: FloatArray) -> Weibull:
         raise BadInputError("trace: all its gaps, or all its repairs, are equally long, so there is no spread to fit")
 
     def slope(shape: float) -> float:
+        """Return the log-likelihood's derivative by the shape, up to a factor. Its root is the estimate."""
         power = np.exp(shape * logs)
         return float((power * logs).sum() / power.sum() - 1.0 / shape - logs.mean())
 
@@ -217,5 +219,6 @@ def _weibull_log_likelihood(hours: FloatArray, weibull: Weibull) -> float:
 
 
 def _lognormal_log_likelihood(logs: FloatArray, lognormal: LogNormal) -> float:
+    """Return the log density of all times, given as `logs`, under a lognormal distribution, summed."""
     z = (logs - lognormal.mu) / lognormal.sigma
     return float(np.sum(-logs - math.log(lognormal.sigma * math.sqrt(2.0 * math.pi)) - z**2 / 2.0))

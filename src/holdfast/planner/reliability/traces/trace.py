@@ -64,6 +64,7 @@ class FailureTrace:
         self._check_overlaps()
 
     def _check(self, wrong: BoolArray, offset: int, rule: str) -> None:
+        """Raise `BadInputError` if any is `wrong`, with the rule and the line `offset` after the first such one."""
         if np.any(wrong):
             raise BadInputError(f"trace, line {self.line[int(np.argmax(wrong)) + offset]}: the failure {rule}")
 
