@@ -34,10 +34,12 @@ def parse_hours(text: str) -> float:
 
 
 def parse_size(text: str) -> float:
-    """Return the bytes of a text: a plain number, or one with a unit of powers of 1000 (`200MB`) or of 1024 (`2GiB`).
+    """Return the bytes of a text: a plain number, or one with a unit.
+
+    The units are kB, MB, GB, TB (powers of 1000) and kiB, MiB, GiB, TiB (powers of 1024), in exactly this case.
 
     Raises:
-        ValueError: the text is malformed.
+        ValueError: the text is malformed, or the number is not finite.
     """
     found = _SIZE.fullmatch(text.strip())
     if found is None or not math.isfinite(float(found[1])):

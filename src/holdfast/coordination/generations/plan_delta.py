@@ -149,8 +149,12 @@ def _usual_experts(base: GenerationPlan | None, before: Sequence[int | None]) ->
 def _usual_shares(
     before: Sequence[int | None], plan: GenerationPlan, base: GenerationPlan | None, micro_batches: int
 ) -> Assignment:
-    """Return the share that each replica group had in the base, by its first worker's rank there; () if it was not
-    there.
+    """Return the share that each replica group had in the base, by its first worker's rank there; () for new groups.
+
+    All are () without a base, or if its replica groups have another number of workers.
+
+    Args:
+        before: the rank in the base of each member of `plan`, or None for a new one.
     """
     firsts = before[:: plan.places]
     if base is None or base.places != plan.places:

@@ -270,10 +270,9 @@ class GenerationDecider:
         return prefer_snapshot(verdict, self._snapshots.find_newest(committed), committed)
 
     def _lack_slots_without(self, raisers: list[str]) -> bool:
-        """Return whether the members without script errors lack expert slots. Then release the others, to wait for
-        their replacements.
+        """Release the workers with script errors, for replacement, if the other members lack expert slots without them.
 
-        False without static experts, and if there are no other members.
+        Return whether they were released. False without static experts, and if there are no other members.
         """
         transaction, gone = self._transaction, set(raisers)
         others = [info.id for info in transaction.members.workers() if info.id not in gone]

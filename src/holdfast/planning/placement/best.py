@@ -120,9 +120,9 @@ def _choose_rival(rivals: list[_Rival], objective: Objective) -> _Rival:
 
 
 def _make_objective(problem: PlacementProblem, rivals: list[_Rival]) -> Objective:
-    """Return an objective that is never worse than a rival for the numbers of lost nodes that matter.
+    """Return an objective that penalizes placements worse than a rival, for the numbers of lost nodes that matter.
 
-    If users give weights, these are all numbers with a weight; else all numbers below f + 2.
+    If users give weights, these are all numbers with a weight; else all up to `fault_threshold` + 1.
     """
     ceiling = np.min([rival.fatal.most for rival in rivals], axis=0)
     weights = problem.failure_weights

@@ -133,7 +133,7 @@ class _PlannerTables:
         """Look up the plan of these jobs.
 
         The tables hold it if at most one job has started, ended or lost a node since they were made. Return None after
-        any other change of a bid, a floor or the mean.
+        any other change of a bid, a floor or the mean FLOPS per node.
         """
         fresh = [bid for bid in bids if bid.name not in self._bids]
         if any(not self._is_same_bid(bid, floors) for bid in bids if bid not in fresh):

@@ -64,7 +64,8 @@ def _together(
 ) -> FloatArray:
     """Return the mean time until a block has more than `spare_trays` failed trays, if one visit repairs all of them.
 
-    `mu` is the rate of visits. `states` are numbers of failed trays; those above `spare_trays` are ignored.
+    `trays` includes the spares. `mu` is the rate of visits. `states` are numbers of failed trays; those above
+    `spare_trays` are ignored.
     """
     log_product = np.zeros(np.broadcast_shapes(tray_rate.shape, mu.shape, trays.shape, spare_trays.shape))
     for n in states:

@@ -348,6 +348,8 @@ class ElasticExperts(ExpertLayer):
     def forward(self, tokens_TD: torch.Tensor, chosen_TK: torch.Tensor, weights_TK: torch.Tensor) -> torch.Tensor:
         """Return the weighted outputs of each token's experts, `(T, D)`, in the tokens' dtype.
 
+        They are zeros if the step is void.
+
         Args:
             tokens_TD: of one micro-batch.
             chosen_TK: experts of each token, int64.
