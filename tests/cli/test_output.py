@@ -132,7 +132,7 @@ def test_a_group_without_a_command_prints_its_page(
 
 
 @pytest.mark.parametrize(
-    "call", ["cli.output.say", "cli.output.warn", "control.processes.print_error"], ids=["say", "warn", "error"]
+    "call", ["cli.output.print_line", "cli.output.warn", "control.processes.print_error"], ids=["say", "warn", "error"]
 )
 def test_a_line_is_one_write(call: str) -> None:
     """Otherwise other processes could write to the same terminal in between."""

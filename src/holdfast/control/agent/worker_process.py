@@ -98,7 +98,8 @@ def _save_left_loop() -> None:
 def _on_holdfast_error(error: HoldfastError, script: str) -> int:
     """Report an error of holdfast to the agent, and return its exit code.
 
-    After bad input no state is kept. It is printed unless the agent has received it, because all workers find the same.
+    After bad input no state is kept, and the error is printed only if the agent has not received it, because all
+    workers find the same. Other errors are always printed.
     """
     bad_input = error.exit_code == EXIT_BAD_INPUT
     kind = FailureKind.PROCESS_EXIT if bad_input else FailureKind.EXCEPTION

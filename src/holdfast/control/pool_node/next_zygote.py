@@ -152,7 +152,9 @@ class NextZygote:
             self._drop_template(for_another=bool(wanted))
 
     def _drop_template(self, *, for_another: bool = False) -> None:
-        """Kill the template, and release waiters. The listener is closed, unless another template starts for it.
+        """Kill the process template, and release those who wait for its answer. A zygote that it has forked lives on.
+
+        The listener of the next zygote is closed, unless `for_another` and a new template can be started.
 
         Args:
             for_another: whether to start a new template for the pending request.

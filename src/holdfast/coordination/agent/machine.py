@@ -193,7 +193,7 @@ class AgentMachine:
     def on_connected(self, now: float, *, wall: float = 0.0, unfit: str = "") -> list[AgentInstruction]:
         """Send Hello over a new connection, with all that a coordinator must know of the workers.
 
-        Kept messages that do not fit into it follow in a `Replay`. Empty if the agent has ended.
+        Kept messages for which it has no room follow in a `Replay`. Empty if the agent has ended.
 
         Args:
             wall: The time of the node's wall clock, or 0 if unknown.

@@ -116,8 +116,8 @@ def find_stateless_members(plan: GenerationPlan, members: Membership) -> list[st
 def completed_without_state(verdict: Verdict | NothingLeft, transaction: Transaction, progress: Progress) -> bool:
     """Return whether no state is left because all members that had it completed the job; announce their steps then.
 
-    False if the verdict keeps any state, or if the job saves: it then goes back to its last saved state or to the
-    start, so that its end is also saved.
+    Members without state are removed from the ledger. False if the verdict keeps any state, or if a job that saves can
+    go back to its last saved state or to the start, so that its end is also saved.
     """
     plan = transaction.record.plan
     anew = isinstance(verdict, Verdict) and verdict.decision.kind is DecisionKind.START and not transaction.record.saves

@@ -141,12 +141,13 @@ class StandbyNodes:
         return self._transaction.members.promote(name)
 
     def make_standby(self, node: Node, *, warm: bool = True) -> None:
-        """Make a node that has left the world a standby, and its workers with it. Their initial state is void.
+        """Make a node that has left the world a standby, and order its trained workers to be standbys.
 
-        Workers with script errors are replaced. If all others have trained, the node is warm, which is emitted.
+        Their initial state is void. Workers with script errors are replaced. The node is ready, which is emitted, if
+        `warm` and no worker is missing or was replaced.
 
         Args:
-            warm: whether they have trained; otherwise they are new processes.
+            warm: whether the workers have trained; otherwise they are new processes.
         """
         transaction, raised = self._transaction, [info.id for info in node.workers.values() if info.raised]
         trained = {worker: 0.0 for worker in node.workers if warm and worker not in raised}

@@ -312,7 +312,8 @@ class Audit:
     def _find_sample_error(self, step: int, samples: int, hashes: int) -> str | None:
         """Return the error in a step's number of samples or sum of sample hashes, or "" if they are correct.
 
-        None if seed or micro-batches are unknown, so that nothing can be checked.
+        None if seed or micro-batches are unknown, so that nothing can be checked. The first step that is checked sets
+        the size of micro-batches.
         """
         seed, micro_batches = self._seed, self._micro_batches
         if seed is None or not micro_batches:

@@ -113,8 +113,10 @@ class Paces:
         self._lost: dict[str, tuple[object, tuple[float, ...]]] = {}
 
     def refresh(self, *, force: bool) -> bool:
-        """Use the newest measurements for plans if `force`, if one differs too much from the used one, or if some were
-        forgotten to be repeated; return whether one of the latter two holds.
+        """Forget measurements that are due to be repeated. Then use the newest ones for plans, if there is a reason.
+
+        The reasons are `force`, a measurement that was forgotten, and one that differs too much from the used one.
+        Return whether one of the latter two holds.
         """
         again = self._remeasurements.forget_due()
         known = {job.name: job.pace for job in self._state.jobs.values() if job.pace is not None}
