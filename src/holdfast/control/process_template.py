@@ -107,7 +107,15 @@ def start_template(environment: Mapping[str, str], preload: Sequence[str]) -> tu
         OSError: no process can be started.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    command = [sys.executable, "-P", "-m", "holdfast.control.agent.zygote", "--mould", "--preload", ",".join(preload)]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "holdfast.control.agent.zygote",
+        "--template",
+        "--preload",
+        ",".join(preload),
+    ]
     try:
         with theirs:
             child = ChildProcess(command, environment=environment, stdin=theirs.fileno())

@@ -13,7 +13,7 @@ import pytest
 _NODE = """
 import asyncio, contextlib, os, signal, socket, sys
 from pathlib import Path
-from holdfast.control import process_template as mould
+from holdfast.control import process_template
 from holdfast.control.agent.zygote_client import ZygoteClient
 from holdfast.control.pool_node import next_zygote
 from holdfast.control.pool_node.descendants import adopt_orphans, find_descendants, end_all_below
@@ -132,7 +132,7 @@ async def the_mould_is_stopped_while_it_imports():
 async def the_mould_does_not_answer():
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
-    its.send(mould.READY)
+    its.send(process_template.READY)
     next_zygote._FORK_TIMEOUT_S = 0.0
     mute = ChildProcess(["sleep", "1000"], stdin=its.fileno())
     its.close()

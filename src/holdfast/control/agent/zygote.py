@@ -266,14 +266,14 @@ def reseed() -> None:
 
 
 def main() -> int:
-    """Run the zygote, or with `--mould` the process template that forks zygotes; return 0 at the end of its lifeline.
+    """Run the zygote, or with `--template` the process template; return 0 at the end of its lifeline.
 
     A forked child runs the worker's script, or the requested module, and does not return.
     """
     parser = argparse.ArgumentParser(prog="python -m holdfast.control.agent.zygote", description=__doc__)
     way = parser.add_mutually_exclusive_group(required=True)
     way.add_argument("--listen-fd", type=int, help="a listening Unix socket, inherited")
-    way.add_argument("--mould", action="store_true", help="fork zygotes, which stdin, a socket, is asked for")
+    way.add_argument("--template", action="store_true", help="fork zygotes, which stdin, a socket, is asked for")
     parser.add_argument("--preload", default=",".join(PRELOAD), help="modules to import first")
     parser.add_argument("--remove", default="", help="a folder to remove at the end")
     parser.add_argument(
@@ -283,7 +283,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # The lifeline is stdin: it ends with the process that started the zygote.
     lifeline = os.dup(0)
-    listener = None if options.mould else socket.socket(fileno=options.listen_fd)
+    listener = None if options.template else socket.socket(fileno=options.listen_fd)
     if listener is not None:
         os.set_inheritable(listener.fileno(), False)
     # While it imports, the kernel ends it together with its parent, for it has nothing to remove yet.

@@ -102,9 +102,10 @@ class JobsAtEnd:
                 time.sleep(_POLL_S)
 
     def _end_all(self, client: EndablePool) -> bool:
-        """Suspend the queued jobs and remember them, and request the end of the running ones.
+        """Suspend the queued jobs and remember them; suspend running jobs that save checkpoints, and stop the others.
 
-        Return whether all have ended.
+        A job that has started after it was remembered is only suspended. Return whether no job was queued, running or
+        ending when this was called.
         """
         jobs = client.status()["jobs"]
         waiting = [job for job in jobs if job["state"] in _QUEUED]

@@ -219,7 +219,7 @@ class PoolAgent:
             backoff = min(2 * backoff, _LAST_BACKOFF_S)
 
     async def _send_heartbeats(self) -> None:
-        """Send a heartbeat to the pool every `BEAT_S` seconds."""
+        """Send a heartbeat to the pool every `BEAT_S` seconds, while it is connected, until this agent ends."""
         while not self._exit.done():
             self._send(NodeAlive())
             await asyncio.sleep(until_mark(time.time(), BEAT_S))

@@ -40,8 +40,10 @@ class NeedReporter:
         self._context = context
 
     def update(self) -> None:
-        """Compute the missing resources, and emit `job_waiting` if that changed. Nothing is lacking while workers are
-        replaced.
+        """Compute the missing resources, and emit `job_waiting` if something else is missing than before.
+
+        A new reason alone does not count, and nothing is emitted once nothing is missing any longer. Nothing is missing
+        while workers are replaced.
         """
         # Nodes that replace their workers are not lost, and their capacity is known.
         need = None if self._context.disconnected.replacing else self._compute_need()

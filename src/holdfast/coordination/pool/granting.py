@@ -300,8 +300,9 @@ class Allocator:
             self._adjust_standbys(bid, division.standbys.get(bid.name, 0), free)
 
     def _update_stranded(self, demand: Demand) -> None:
-        """Record the jobs that cannot start or continue, because the nodes that they have not refused are fewer than
-        their minimum.
+        """Record the jobs that cannot start or continue, because they have refused nodes.
+
+        Their other usable nodes are fewer than their minimum. Jobs without refusals are not recorded.
         """
         state = self._state
         mine = (bid for bid in demand.bids if state.refused.get(bid.name))

@@ -96,9 +96,11 @@ class SoloLink:
             self._handle(message)
 
     def _handle(self, message: FromWorkerProcess) -> None:
-        """Answer a message with orders, as a coordinator of one worker: begin and stop generations, accept checkpoints.
+        """Answer a message with orders, as a coordinator of one worker.
 
-        Messages that need no answer are ignored. Raises as `send`.
+        Begin at the newest checkpoint, begin the next generation after a stop, request and accept checkpoints, drop
+        damaged ones, and end the job once it has finished. A refused step is repeated once; after a second refusal, the
+        job fails. Messages that need no answer are ignored. Raises as `send`.
         """
         match message:
             case msg.Attach():

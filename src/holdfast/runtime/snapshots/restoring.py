@@ -108,10 +108,13 @@ class SnapshotRestorer:
         return source.step
 
     def _restore_stash(self, source: SnapshotSource, state: TrainingState, rank: int) -> None:
-        """Restore a state that was stashed under another layout, and make it the present one; each part may contain
-        pieces for this worker, so all are read.
+        """Restore the dense part of a state that was stashed under another layout, and make it the present one.
 
-        It is not checked for NaNs: it was a live state, and a NaN in it would have been in all replicas.
+        All dense parts are read, because each may contain pieces for this worker. It is not checked for NaNs: it was a
+        live state, and a NaN in it would have been in all replicas. `_restore_stashed_experts` restores the experts.
+
+        Args:
+            rank: chooses the part that is read first, so that members read from different nodes.
 
         Raises:
             SnapshotLostError: no copy of a part can be read, or the state does not fit.

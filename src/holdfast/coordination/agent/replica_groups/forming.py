@@ -91,8 +91,9 @@ class ReplicaGroups:
     def on_welcome(self, welcome: Welcome, now: float) -> list[AgentInstruction]:
         """Learn from a coordinator which layout is current, or with how many nodes the job starts.
 
-        Workers that wait in a group of an outdated layout move to a group of the current one. Workers that have already
-        connected in such a group are replaced once they attach.
+        Requests that waited for it are handled, and all waits start again. Workers that wait in a group of an outdated
+        layout move to a group of the current one. Workers that have already connected in such a group stay in it; they
+        are replaced once they attach.
         """
         choose = self._choose = lambda layouts: welcome.layout or layout_for(layouts, welcome.nodes)
         early, self._early = self._early, {}
