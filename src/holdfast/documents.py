@@ -64,7 +64,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """The declaration of one key."""
+    """The declaration of one key of a TOML or JSON document."""
 
     name: str
     #: the struct of the field

@@ -37,7 +37,7 @@ class Tick:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evidence:
-    """The detector of a failure, and the known details."""
+    """How a failure was detected, and its known details, as part of an input to the coordinator's state machine."""
 
     detector: Detector
     #: The failure class, or None if it is not classified.

@@ -28,7 +28,7 @@ Values = Mapping[str, float | None]
 
 
 class Rows(Protocol):
-    """The destination of rows."""
+    """A file or table that receives rows of metrics, one group per step."""
 
     def cut(self, step: int) -> None:
         """Remove the rows of this step and of later ones."""

@@ -106,7 +106,11 @@ def probability_none_ready(standbys: IntArray, load: float) -> FloatArray:
 
 
 def repair_distribution(most: int, load: float) -> FloatArray:
-    """Return the probabilities `(most + 1,)` that 0, 1, ..., `most` nodes are in repair, with `load` on average."""
+    """Return the probabilities `(most + 1,)` that exactly 0, 1, ..., `most` nodes are in repair, with `load` on
+    average.
+
+    They are Poisson's, not rescaled, so they sum to less than 1.
+    """
     terms = np.ones(most + 1)
     terms[1:] = load / np.arange(1, most + 1)
     return math.exp(-load) * terms.cumprod()

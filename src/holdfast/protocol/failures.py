@@ -12,6 +12,8 @@ from holdfast.protocol.names import Struct
 
 
 class FailureKind(StrEnum):
+    """What was noticed about a failed node or worker."""
+
     #: to the agent; or between workers, if no worker can be blamed
     CONNECTION_LOST = "connection_lost"
     #: no sign of life from the agent

@@ -12,7 +12,7 @@ from holdfast.protocol.names import Struct
 
 
 class Position(Struct, frozen=True, kw_only=True, tag="Position"):
-    """The sum of all events up to `seq`."""
+    """The sum of all events up to `seq`: how far the job is."""
 
     seq: int = 0
     #: newest committed step that was not rolled back

@@ -27,7 +27,7 @@ def to_floats(tensor: torch.Tensor) -> list[float]:
 
 
 def to_int_rows(tensor: torch.Tensor) -> list[list[int]]:
-    """Return the rows of an integer matrix, `(N, K)`, as lists."""
+    """Return the rows of an integer tensor, `(N, K)`, as lists of Python ints."""
     untyped: Any = tensor
     return untyped.tolist()
 

@@ -100,6 +100,7 @@ def _describe_evaluation(event: ev.Evaluated) -> str:
 
 
 def _describe_waiting(event: ev.JobWaiting) -> str:
+    """Return how many nodes and expert slots the job waits for, and why."""
     nodes = f"{event.nodes} node{'s' if event.nodes > 1 else ''}"
     slots = f" with {event.expert_slots} more expert slots" if event.expert_slots else ""
     return f"waiting for {nodes}{slots}: {event.why}"

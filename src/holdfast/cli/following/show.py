@@ -34,7 +34,7 @@ RunJob = Callable[[LaunchSettings, OnEvent], Coroutine[Any, Any, int]]
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """How a job is shown."""
+    """How `holdfast run` shows a job."""
 
     #: line by line, also in a terminal
     plain: bool

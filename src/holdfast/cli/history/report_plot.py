@@ -196,7 +196,7 @@ def _throughput(steps: Sequence[StepCommitted]) -> list[float]:
 
 
 class Mark(NamedTuple):
-    """An event that changed the job."""
+    """A vertical line in the report's plot: an event that changed the job."""
 
     second: float
     label: str
@@ -295,6 +295,7 @@ def _draw_many_marks(axes: Any, marks: Sequence[Mark]) -> None:
 
 
 def _who_joins(names: Sequence[str]) -> str:
+    """Return which nodes join, by name, or how many if there are more than fit."""
     if len(names) > _NAMED_AT_MOST:
         return f"{len(names)} nodes join"
     return f"{', '.join(names)} {'joins' if len(names) == 1 else 'join'}"

@@ -92,10 +92,11 @@ def make_worker_stacks(
 
 
 class CoreMeter:
-    """Of one process.
+    """Measures how long the main thread of a process waits for a core.
 
     Args:
-        pid: the process. proc: where that file system is mounted.
+        pid: the process.
+        proc: where the proc file system is mounted.
     """
 
     def __init__(self, pid: int, *, proc: Path = _PROC) -> None:

@@ -28,5 +28,7 @@ def make_foreseer(answer: Callable[[NextPlansSolved], None]) -> BackgroundSolver
 
 
 def main() -> None:
-    """Answer the question on standard input, as a separate process."""
+    """Plan for the pool's possible next failures in a process of its own: read the question from stdin, write the
+    answer.
+    """
     answer_in_this_process(NextPlansQuestion, NextPlansQuestion.solve)

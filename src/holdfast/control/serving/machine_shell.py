@@ -383,8 +383,8 @@ class MachineShell(ABC, Generic[I, O, R]):
     def _start_transaction(self, event: I) -> tuple[R, Iterator[O]] | None:
         """Handle an input up to the first record to write.
 
-        Return the record and the later instructions, or None if all is done or the shell has stopped. An error that is
-        not a refusal stops the shell.
+        Return the record and the later instructions, or None if all is done or the shell has stopped. Errors are
+        raised; one that is not a refusal also stops the shell.
         """
         if self._stopped:
             return None

@@ -71,7 +71,7 @@ class EtcdPlace:
 
 
 def place_at(url: str) -> EtcdPlace:
-    """Parse `etcd:http://HOST:PORT[,http://HOST:PORT ..][/PREFIX][?KEY=VALUE[&KEY=VALUE ..]]`.
+    """Parse the address of an etcd: `etcd:http://HOST:PORT[,http://HOST:PORT ..][/PREFIX][?KEY=VALUE[&KEY=VALUE ..]]`.
 
     Raises:
         BadInputError: the text is malformed; the message names the fault.

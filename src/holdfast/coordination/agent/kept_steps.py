@@ -157,6 +157,9 @@ class KeptSteps:
         return tuple(self._odd)
 
     def _keep(self, step: KeptStep) -> None:
+        """Store the result of a step, in place of an earlier one of the same step, and encode the oldest results into a
+        page if there are many.
+        """
         self._newest[step.step] = step
         if len(self._newest) >= 2 * PAGE_STEPS:
             self._seal()

@@ -36,7 +36,7 @@ def split(posts: Iterable[Post]) -> Iterator[tuple[Post, ...]]:
 
 @dataclass(slots=True)
 class Collected:
-    """The keys of one generation, until all members have posted."""
+    """The rendezvous keys of one generation, until all members have posted theirs."""
 
     #: the workers that must post
     members: frozenset[str]

@@ -38,7 +38,7 @@ _CAUSES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mismatch:
-    """Workers that should be equal and are not."""
+    """Workers of one role whose settings or state should be equal and are not."""
 
     step: int
     #: settings, or state
@@ -59,7 +59,8 @@ class Mismatch:
 def find_mismatch(workers: Sequence[str], reports: Mapping[str, Report], places: int) -> Mismatch | None:
     """Compare the fingerprints of settings and state that workers of one role reported for the same step.
 
-    Return how they differ, or None.
+    Return one mismatch for all roles, with the nodes of the minority, or None. There is no minority if one role has no
+    majority.
 
     Args:
         workers: the members of the generation that was stopped, by rank

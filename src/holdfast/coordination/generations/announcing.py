@@ -46,13 +46,12 @@ def announce_generation(
 
 
 def warn_of_one_replica(transaction: Transaction, before: GenerationPlan | None, *, snapshots: bool) -> None:
-    """Emit a warning if one replica group of several workers has the only copy of the model, and the previous plan had
-    more.
+    """Emit a warning if one replica group of several workers has the only copy of the model, unless this was so before.
 
     Not if the job saves or keeps snapshots.
 
     Args:
-        before: the previous plan, or None.
+        before: the previous plan, or None for the first plan, of which it warns as well.
         snapshots: whether the job keeps snapshots.
     """
     record, plan = transaction.record, transaction.record.plan

@@ -52,7 +52,7 @@ class Standstill:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """The suspects, if any."""
+    """The suspects for a standstill of the training, if any."""
 
     #: workers that hang
     hung: tuple[ThreadActivity, ...] = ()

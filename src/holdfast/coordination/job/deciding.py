@@ -312,9 +312,14 @@ class GenerationDecider:
         return None
 
     def _repeat_rollback(self, verdict: Verdict | NothingLeft, arrivals: list[str]) -> Verdict | None:
-        """Return a repeated rollback to the previous rollback's step, or None if steps were applied since.
+        """Return the previous rollback once more, if `verdict` is a rollback to its step; else None.
 
-        The state of these members is then already readable elsewhere, so no save and no full restart is needed.
+        Also None if nothing is left, or if the saved states alone would lead to another step. The state of that step is
+        readable elsewhere, so neither a save nor a full restart is needed.
+
+        Args:
+            verdict: how the job would continue with the reported states.
+            arrivals: workers without a report.
         """
         last, again = self._transaction.record.decision, self._decide_from({}, arrivals)
         if isinstance(verdict, NothingLeft) or isinstance(again, NothingLeft) or last is None:

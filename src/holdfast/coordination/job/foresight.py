@@ -124,7 +124,8 @@ def _count_replicas(context: JobContext, plan: GenerationPlan, ranks: Sequence[i
 
 
 def describe_wait(context: JobContext, one: Departure) -> str:
-    """Return the first thing that a draining node waits for, as the end of a sentence that begins with "waits for".
+    """Return what a draining node still waits for before it can leave, as the end of a sentence that begins with "waits
+    for".
 
     This is, in order: the others, if it is only retained; a standby for its ranks; the job's start; other draining
     nodes; reports, a pending generation, or the end of a step.

@@ -14,7 +14,7 @@ from holdfast.protocol.events import JobWaiting
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Need:
-    """The minimum of missing resources."""
+    """The minimum of nodes and expert slots that the job lacks to train."""
 
     #: The number of missing nodes.
     nodes: int

@@ -33,7 +33,7 @@ class PairProbe:
 
 
 class PairProbes:
-    """The probes in progress."""
+    """The probes between pairs of nodes that are in progress."""
 
     def __init__(self, transaction: Transaction, timeout_s: float) -> None:
         self._transaction = transaction

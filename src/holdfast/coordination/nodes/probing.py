@@ -25,7 +25,7 @@ _KEPT = 4096
 
 
 class ProbeVerdict(Enum):
-    """The result for a newcomer."""
+    """The result of probing a node that wants to join."""
 
     ADMITTED = auto()
     REFUSED = auto()

@@ -191,7 +191,9 @@ class Replacements:
         )
 
     def waits_for(self, one: Departure) -> str:
-        """Return the thing that a moved node waits for while no suitable standby is warm: a standby, or a move."""
+        """Return what a node to be moved waits for while no suitable standby is warm, in words: a standby, or another
+        node's move, after which that node is a standby.
+        """
         if one.to and self._may_come(one.to):
             return f"standby {one.to} to be warm"
         before = [other.node for other in self._transaction.record.leaving if other.stays and other.node != one.node]
@@ -439,5 +441,5 @@ def _describe_place(rack: str, zone: str, in_rack: bool, in_zone: bool) -> str:
 
 
 def named(names: Sequence[str]) -> str:
-    """Return a name for one or several nodes."""
+    """Return "node a" or "nodes a, b" for a message."""
     return f"node {names[0]}" if len(names) == 1 else f"nodes {', '.join(names)}"

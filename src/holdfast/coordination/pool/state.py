@@ -69,7 +69,7 @@ class PoolConfig:
 
 @dataclass(slots=True)
 class Connected:
-    """A connected node."""
+    """A node of the pool whose agent is connected."""
 
     name: str
     connection: int

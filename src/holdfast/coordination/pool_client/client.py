@@ -334,7 +334,9 @@ class JobPoolClient:
         return self._summary
 
     def _drop_released_nodes(self, held: Held) -> None:
-        """Treat nodes without a grant as lost: each has reported that none of the job's processes run there."""
+        """Treat nodes without a grant as lost, connected or expected back. Each has reported to the pool that none of
+        the job's processes run there.
+        """
         transaction = self._transaction
         released = [name for name in transaction.members.nodes if name not in held.grants]
         released += [name for name in self._absences.promised if name not in held.grants]

@@ -39,7 +39,7 @@ def decode_loads(blob: bytes, shape: ExpertShape) -> FloatArray:
 
 
 class LoadBook:
-    """The newest loads that a member has reported."""
+    """The newest expert loads that a member has reported."""
 
     def __init__(self, transaction: Transaction) -> None:
         self._transaction = transaction

@@ -66,7 +66,7 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Load this checkpoint or snapshot, then call `finish_load`."""
+    """Task for the worker's process: load this checkpoint or snapshot, then call `finish_load`."""
 
     plan: GenerationPlan
     source: CheckpointSource | SnapshotSource

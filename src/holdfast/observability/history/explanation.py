@@ -66,7 +66,7 @@ class Rung:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rejected:
-    """An alternative that was rejected, and why."""
+    """An alternative that a decision rejected, and why."""
 
     what: str
     why: str

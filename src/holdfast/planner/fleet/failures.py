@@ -20,7 +20,7 @@ from holdfast.planning.special import FloatArray, IntArray
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """Nodes that fail or return at one moment."""
+    """Nodes of a simulated fleet that fail or return at one moment."""
 
     #: seconds from the start of the course
     time: float

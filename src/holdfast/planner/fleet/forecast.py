@@ -23,7 +23,7 @@ HOURLY_S = 3600.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Forecast:
-    """The result for one way to recover."""
+    """The expected goodput of a simulated job under one way to recover."""
 
     #: training time over all time
     ettr: Estimate

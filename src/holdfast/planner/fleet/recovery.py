@@ -55,7 +55,7 @@ PARTS = tuple(part.name for part in fields(RecoveryParts))
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FailureMoment:
-    """The moment at which a failure strikes."""
+    """The moment within a step and between checkpoints at which a simulated failure strikes."""
 
     #: whether only the lease shows the failure
     silent: bool

@@ -16,7 +16,7 @@ from holdfast.planning.special import FloatArray, IntArray, require_fraction, re
 
 
 class Distribution(Protocol):
-    """A positive random time."""
+    """A positive random time, in hours: until a failure, or of a repair."""
 
     @property
     def mean(self) -> float:

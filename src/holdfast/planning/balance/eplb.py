@@ -82,6 +82,7 @@ def _pack(weight: FloatArray, packs: int) -> IntArray:
     """Return the position of each item of `weight` `(X, items)`, numbered pack by pack.
 
     Each of the `packs` gets the same number of items. The heaviest item goes first, to the lightest pack with room.
+    With one item per pack, the items keep their order.
     """
     rows, items = weight.shape
     room = items // packs

@@ -41,7 +41,7 @@ class Guarantee:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shortage:
-    """The reason why no plan exists."""
+    """The reason why no placement exists."""
 
     #: What is missing.
     reason: str
@@ -54,7 +54,7 @@ class Shortage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Allocation:
-    """Replicas per layer and expert."""
+    """How many replicas each expert of each layer gets, before they are placed on nodes."""
 
     #: `(L, E)`, each row summing to the cluster's slots, each entry at least `fault_threshold.given`.
     replicas: IntArray

@@ -22,7 +22,7 @@ _MOST_WAYS = 40
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Room:
-    """The bounds of a pattern `(E, N)`."""
+    """The bounds of a pattern: which hosts each expert may have, `(E, N)`."""
 
     #: `(E,)` most hosts per expert.
     most: IntArray

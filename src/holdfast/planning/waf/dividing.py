@@ -27,7 +27,7 @@ _BLOCK = 128
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """One way to end a division."""
+    """One way to end a division of nodes among groups of jobs."""
 
     #: The value of the division.
     value: float

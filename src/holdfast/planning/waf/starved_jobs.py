@@ -14,7 +14,7 @@ from holdfast.planning.waf.task import Task
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shortfall:
-    """The change that a job without nodes would need to get some."""
+    """How much weight a job without nodes lacks to get some, and which jobs get its nodes instead."""
 
     #: The jobs that have more nodes because of this, and how many more.
     to: Mapping[str, int]

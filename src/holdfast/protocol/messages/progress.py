@@ -81,7 +81,7 @@ class ThreadActivity(Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
 
 
 class Late(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="Late"):
-    """A worker is late."""
+    """To the coordinator: a worker's activity takes longer than expected, or has ended after it did."""
 
     stand: ThreadActivity
     #: whether it has ended work that was late, or that `WatchWork` names; then the stand's `for_s` is the duration of

@@ -32,7 +32,7 @@ _MAX_RATING_BYTES = 1 << 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BestChoice:
-    """Which evaluated states are kept."""
+    """Which evaluated states the job keeps as its best, beside the regular checkpoints."""
 
     #: the value that is compared
     monitor: str

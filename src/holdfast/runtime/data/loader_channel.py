@@ -35,7 +35,7 @@ class MessageKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message."""
+    """One message between the training process and a loader worker."""
 
     kind: MessageKind
     number: int

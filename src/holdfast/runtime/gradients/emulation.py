@@ -18,7 +18,7 @@ from holdfast.runtime.moe.layer.expert_layer import moe_layers
 
 
 class MicroBatchDelay:
-    """Makes a micro-batch take at least a stated time, from its data until its gradients.
+    """Emulates a slower device: makes a micro-batch take at least a stated time, from its data until its gradients.
 
     The time of the real computation is included.
 

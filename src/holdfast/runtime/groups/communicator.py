@@ -54,7 +54,7 @@ class PeerLostError(CollectiveLeftError):
 
 
 class Operation(Protocol):
-    """One operation of a transport in progress."""
+    """One collective or transfer of a transport, in progress."""
 
     def done(self) -> bool:
         """Return whether it has ended, successfully or not. Never blocks."""

@@ -8,7 +8,7 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Retirable(Protocol):
-    """An object that can be retired."""
+    """A process group, or another object of a generation that is retired when the generation ends."""
 
     def retire(self) -> None: ...
 

@@ -43,7 +43,7 @@ class ParcelContents(Protocol):
 
 
 class Parcels:
-    """The parcels of one member in one generation."""
+    """Transfers one member's experts to and from other members, in the background of one generation's first step."""
 
     def __init__(
         self,

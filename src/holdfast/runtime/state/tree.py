@@ -22,6 +22,8 @@ class _Node(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Plain(_Node, frozen=True, array_like=True, tag="v"):
+    """A leaf that JSON could hold."""
+
     value: bool | int | float | str | None
 
 
@@ -44,15 +46,21 @@ class Place(_Node, frozen=True, array_like=True, tag="x"):
 
 
 class Dtype(_Node, frozen=True, array_like=True, tag="d"):
+    """A torch dtype, by its name."""
+
     name: str
 
 
 class Sequence(_Node, frozen=True, array_like=True, tag="s"):
+    """A list, a tuple, a set, a frozenset or a deque, as `kind` says."""
+
     kind: str
     items: tuple[Node, ...]
 
 
 class Mapping(_Node, frozen=True, array_like=True, tag="m"):
+    """A dict, an OrderedDict or a Counter, as `kind` says."""
+
     kind: str
     items: tuple[tuple[bool | int | float | str | None, Node], ...]
 

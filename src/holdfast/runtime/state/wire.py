@@ -33,7 +33,7 @@ ACCEPTED = b"K"
 
 
 class Offer(NamedTuple):
-    """The unauthenticated offer of a peer that connects."""
+    """What a peer that connects to send or receive state says first, unauthenticated."""
 
     kind: bytes
     generation: int

@@ -31,7 +31,10 @@ _CLAIMED = "taken-"
 
 
 class PartSpool:
-    """A worker's side of the spool."""
+    """Hands one worker's parts of checkpoints over to its agent, as files in a folder in memory.
+
+    The training thread only waits for `write`; a thread of its own writes the files and sends the messages.
+    """
 
     def __init__(
         self,
@@ -87,6 +90,7 @@ class PartSpool:
             self._thread.join()
 
     def _run(self) -> None:
+        """Write parts until `close`, and report each: `PartHanded`, or `CheckpointUnwritten` after an OSError."""
         while (part := self._work.get()) is not None:
             try:
                 self._tell(self._write_files(part))
@@ -98,6 +102,12 @@ class PartSpool:
                     self._waiting -= 1
 
     def _write_files(self, part: PartToWrite) -> PartHanded:
+        """Write a part's files below a temporary name, rename the folder once it is complete, and return the message
+        for the agent.
+
+        Raises:
+            OSError: a file cannot be written. The unfinished folder is removed before.
+        """
         name = f"{self._index}-{part.name.folder}"
         partial, final = self._folder / f"{_WRITING}{name}", self._folder / name
         try:
@@ -144,6 +154,7 @@ def claim_part(handed: PartHanded, folder: Path) -> PartToWrite:
 
 
 def _chunks(path: Path) -> Iterator[bytes]:
+    """Yield the content of a file in chunks, and drop each chunk from the page cache once it is used."""
     with path.open("rb") as stream:
         while chunk := stream.read(_CHUNK_BYTES):
             yield chunk
@@ -152,6 +163,7 @@ def _chunks(path: Path) -> Iterator[bytes]:
 
 
 def _make_unwritten(part: PartToWrite, why: str) -> CheckpointUnwritten:
+    """Return the message that a part was not written, with the first 1,000 characters of the reason."""
     name = part.name
     return CheckpointUnwritten(
         worker=part.worker,

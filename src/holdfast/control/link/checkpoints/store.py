@@ -151,6 +151,7 @@ class CheckpointStore:
             self._changed.notify_all()
 
     def _accept(self, order: AcceptCheckpoint) -> None:
+        """Enqueue the sealing of a checkpoint. A name that is not a checkpoint's is only logged."""
         try:
             name = parse_name(order.name)
         except ValueError as error:
@@ -160,6 +161,13 @@ class CheckpointStore:
         self._enqueue(lambda: self._seal(name, order, due), due)
 
     def _enqueue(self, do: Callable[[], None], due: CheckpointUnwritten | None = None) -> None:
+        """Append a task for the store's thread, and start that thread and the one that watches for stalls, if none runs
+        yet.
+
+        Args:
+            do: the task.
+            due: the message to send if the task stalls; None for tasks whose failure is only logged.
+        """
         with self._changed:
             self._progress_at = self._progress_at if self._pending else time.monotonic()
             self._pending += 1
@@ -199,6 +207,7 @@ class CheckpointStore:
     # in the thread of the store
 
     def _run(self) -> None:
+        """Execute the tasks in order until `close`. An exception of a task ends the thread."""
         while (do := self._work.get()) is not None:
             try:
                 do()
@@ -209,6 +218,7 @@ class CheckpointStore:
                     self._changed.notify_all()
 
     def _note_progress(self) -> None:
+        """Restart the time after which the running task counts as stalled."""
         with self._changed:  # the lock is reentrant
             self._progress_at, self._is_stalled = time.monotonic(), False
 
@@ -229,6 +239,11 @@ class CheckpointStore:
             self._tell(result)
 
     def _write(self, part: PartToWrite, due: CheckpointUnwritten) -> None:
+        """Write a part and send the result, unless the part was reported as stalled before.
+
+        In any case, call the part's `done`, and no longer count it in `writing`. Nothing is sent if a newer checkpoint
+        counts.
+        """
         result = self._write_files(part) if self._is_awaited(due) else None
         part.done()
         with self._changed:
@@ -267,6 +282,7 @@ class CheckpointStore:
         )
 
     def _is_overtaken(self, name: CheckpointName) -> bool:
+        """Return whether a newer checkpoint counts (`give_up_before`), so that this one is useless."""
         with self._changed:
             return self._newest is not None and name < self._newest
 
@@ -290,6 +306,11 @@ class CheckpointStore:
                     raise _OvertakenError
 
     def _seal(self, name: CheckpointName, order: AcceptCheckpoint, due: CheckpointUnwritten) -> None:
+        """Write the manifest of an accepted checkpoint, send `CheckpointKept` or `CheckpointUnwritten`, and remove
+        older checkpoints that were not finished.
+
+        Do nothing if it was reported as stalled before. If it fails, nothing is removed.
+        """
         if not self._is_awaited(due):
             return
         try:
@@ -316,12 +337,14 @@ class CheckpointStore:
             self._remove_unfinished(name)
 
     def _remove_unfinished(self, name: CheckpointName) -> None:
+        """Remove checkpoints without a manifest that are older than this one. Failures are only logged."""
         try:
             directory.remove_unfinished(self.storage, name)
         except OSError as error:
             logger.warning("unfinished older checkpoints could not be removed: %s", error_text(error))
 
     def _remove(self, names: Sequence[str]) -> None:
+        """Remove checkpoints by name. Failures are only logged."""
         try:
             directory.remove(self.storage, names)
         except (OSError, ValueError) as error:
@@ -331,6 +354,7 @@ class CheckpointStore:
 
 
 def _make_unwritten(name: CheckpointName, worker: str, why: str) -> CheckpointUnwritten:
+    """Return the message that a checkpoint was not written, with the first 1,000 characters of the reason."""
     return CheckpointUnwritten(
         worker=worker,
         term=name.term,

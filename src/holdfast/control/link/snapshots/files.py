@@ -198,6 +198,7 @@ class PartWriter:
         self._close()
 
     def _close(self) -> None:
+        """Close the file and release its memory. A repeated call does nothing."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -207,6 +208,7 @@ class PartWriter:
                 self._map.close()
 
     def _unlink(self) -> None:
+        """Remove the unfinished file, unless it is closed already."""
         if self._file >= 0:
             self._path.unlink(missing_ok=True)
 
@@ -234,6 +236,12 @@ class StoredPart:
             raise
 
     def _read_header(self, job: str) -> PartHeader:
+        """Read and check the tail and the header at the end of the file; return the header.
+
+        Raises:
+            DamagedPartError: the file is not a part, was cut short or damaged, or belongs to another job.
+            OSError: it cannot be read.
+        """
         status = os.fstat(self._file)
         if not stat.S_ISREG(status.st_mode) or status.st_size < _TAIL.size:
             raise DamagedPartError("it is not a part of a snapshot")
@@ -306,6 +314,7 @@ def remove_abandoned(folder: Path) -> None:
 
 
 def _is_alive(pid: int) -> bool:
+    """Return whether a process with this id exists, even one of another user."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -31,7 +31,7 @@ ANSWER = struct.Struct("<I")
 
 
 def compute_proof(key: bytes, role: bytes, nonces: bytes, what: bytes = b"") -> bytes:
-    """Return the proof of one side.
+    """Return one side's proof that it knows the job's key: a keyed hash.
 
     Args:
         key: the job's key for snapshots.

@@ -68,7 +68,7 @@ def observed_repair_s(repairs: Sequence[float]) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reserve:
-    """How many nodes are reserved, and why."""
+    """How many nodes of a pool are reserved as spares, and why."""
 
     nodes: int
     #: relative gain over no reserve

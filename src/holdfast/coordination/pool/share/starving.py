@@ -70,11 +70,13 @@ def _keeps_minimum(bid: Bid) -> bool:
 def _find_shortfalls(
     bids: Sequence[Bid], floors: Mapping[str, int], nodes: int, failure_rate: float
 ) -> dict[str, Shortfall]:
-    """Return the shortfall of each job that would get no nodes.
+    """Return by how much the value of each job that gets no nodes falls short of the others', by the job's name.
+
+    Jobs for which the nodes besides the floors would not suffice are left out.
 
     Args:
         floors: nodes that each job keeps in any case
-        nodes: nodes to divide; if fewer than the floors, the result is empty
+        nodes: nodes to divide; if 0, or fewer than the floors, the result is empty
     """
     if not bids or nodes < max(1, sum(floors[bid.name] for bid in bids)):
         return {}

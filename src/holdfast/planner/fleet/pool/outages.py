@@ -67,7 +67,7 @@ class FleetTrace:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TraceDrawing:
-    """Parameters of a random trace."""
+    """Parameters of a random trace of node failures and repairs."""
 
     name: str
     seconds: float

@@ -30,7 +30,7 @@ WARM_S = 0.404 * 4.45 * MINUTE_S
 
 @dataclass(frozen=True, slots=True)
 class LostTime:
-    """Time for which a failure stops a job."""
+    """Time for which a failure stops a simulated job."""
 
     #: until the failure is noticed
     seen_s: float
@@ -61,7 +61,7 @@ class SystemTimes(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FixedTimes:
-    """Constant times."""
+    """Times of recoveries that do not depend on the number of nodes."""
 
     loss: LostTime
     process: LostTime
@@ -137,7 +137,7 @@ class HoldfastTimes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class System:
-    """A system that survives failures."""
+    """A system that keeps simulated jobs running through failures: ours, or one that it is compared with."""
 
     name: str
     #: How nodes are allocated. "pool": by our pool's `policy`. "hit": by section 7.5's rule, which changes only the job

@@ -22,7 +22,7 @@ from holdfast.planning.special import as_floats
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """One strategy under one set of assumptions."""
+    """The closed form and the simulation of one sparing strategy under one set of assumptions."""
 
     assumptions: str
     strategy: SparingStrategy

@@ -241,7 +241,10 @@ def group_blocks(placement: Placement | None, strategy: SparingStrategy) -> int:
 
 
 def placed_share(placement: Placement | None, strategy: SparingStrategy) -> float:
-    """Return the share of the working GPUs of a group's blocks that the group uses. The others are stranded."""
+    """Return the share of the blocks' working GPUs that a placement group uses. The others are stranded.
+
+    The share is 1 without a placement constraint.
+    """
     if placement is None:
         return 1.0
     return placement.group_gpus / (group_blocks(placement, strategy) * strategy.working_gpus)

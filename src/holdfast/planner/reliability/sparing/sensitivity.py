@@ -16,7 +16,7 @@ from holdfast.planning.special import BoolArray, FloatArray, IntArray
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scenario:
-    """The effects that a map includes."""
+    """The effects that a map of the best sparing strategy includes."""
 
     name: str
     model: bool

@@ -48,7 +48,7 @@ class Replicas:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Repair:
-    """The changes of a repaired placement."""
+    """The changes that make a placement fit after node losses: the replicas that stay, and new ones."""
 
     #: `(R,)` whether each held replica stays.
     stays: BoolArray

@@ -30,7 +30,7 @@ _MAX_PACING = 47  # SO_MAX_PACING_RATE
 
 @dataclass(frozen=True, slots=True)
 class SentBytes:
-    """The traffic sent over a connection."""
+    """The traffic that a TCP connection has sent so far."""
 
     #: acknowledged bytes
     bytes: int

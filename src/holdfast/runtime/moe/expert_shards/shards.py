@@ -19,7 +19,7 @@ from holdfast.runtime.state.tree import dtype_of
 
 
 class RowSpec(msgspec.Struct, frozen=True, array_like=True):
-    """One stacked tensor."""
+    """The name, shape and type of one stacked tensor: one row per expert that a rank holds."""
 
     weight: str
     #: the optimizer's name for the tensor, "" for the weight itself

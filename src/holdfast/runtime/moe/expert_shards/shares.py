@@ -18,7 +18,7 @@ ShardGroupKey = tuple[tuple[int, ...], tuple[int, ...]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Item:
-    """One weight of one expert of one layer."""
+    """One weight of one expert of one layer, whose gradient is divided into one shard per host rank."""
 
     layer: int
     expert: int

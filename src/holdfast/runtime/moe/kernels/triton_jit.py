@@ -89,7 +89,8 @@ def combine_backward(
 
 @triton.jit
 def interval_shares(tokens, replicas, sent, received, rank, ranks, stride_e, stride_n, BLOCK_N: tl.constexpr):
-    """One expert's row and column of the interval schedule (`planning.Interval`), for one rank, `(E, N)` both.
+    """Triton kernel: one expert's row and column of the interval schedule (`planning.Interval`), for one rank, `(E, N)`
+    both.
 
     The integers are the same as in `planning.dispatch_schedule`; `tokens` `(E, N)` has strides, the others are
     contiguous.
@@ -124,7 +125,11 @@ def _capacities(T, R, start, n):
 
 @triton.jit
 def _grant(wanted, supply, start, n):
-    """Return the part of `wanted` that each rank gets from `supply`, served rank by rank, cyclically from `start`."""
+    """Return the part of `wanted` `(N,)` that each rank gets from `supply`, served rank by rank, cyclically from
+    `start`.
+
+    `n` has the ranks' numbers 0, 1, ... `(N,)`.
+    """
     before = tl.cumsum(wanted, axis=0) - wanted
     skipped = tl.sum(tl.where(n == start, before, 0), axis=0)
     wrapped = tl.where(n < start, tl.sum(wanted, axis=0), 0)

@@ -20,7 +20,7 @@ from holdfast.runtime.tensors import apply_function
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Channel:
-    """A group, and the state that its failures are reported to."""
+    """The group that exchanges tokens for one step, and the state to which failures of its collectives are reported."""
 
     comm: Communicator
     state: StepState
