@@ -139,7 +139,13 @@ class Server:
             check_url("coordinator", self.address)
 
     def _pool_entry(self) -> JobEntry | None:
-        """Return the pool at the given address or on this machine, or None. At an address there may also be a job."""
+        """Return the entry of the given address, or else of the pool on this machine; None if there is no pool.
+
+        It is not checked what is at the address: it may also be a job without a pool.
+
+        Raises:
+            BadInputError: several pools run on this machine, or the token of the address is missing or invalid.
+        """
         self._check_address()
         token = read_token(self.token_file)
         return find_pool(registry_directory(os.environ), self.address, token, tls_ca=self.tls_ca)
@@ -206,10 +212,10 @@ def _name_of_job_at(entry: JobEntry) -> str:
 
 
 def read_token(file: Path | None) -> str | None:
-    """Return the secret from the option or the environment, or None if neither gives one.
+    """Return the secret from the file, else from the environment (the token, or a file with it), or else None.
 
     Raises:
-        BadInputError: the file cannot be read, or holds no token.
+        BadInputError: the file cannot be read, or holds no token or a too long one.
     """
     token, named = os.environ.get(env.TOKEN), os.environ.get(env.TOKEN_FILE)
     if file is None and token:

@@ -36,7 +36,11 @@ def demo(
         "holdfast-demo"
     ),
 ) -> None:
-    """Train with four nodes on this machine for a minute. One is killed half-way, and a new one joins."""
+    """Train with four nodes on this machine for a minute. One is killed half-way, and a new one joins.
+
+    The events and a picture of them are written into DIR, in place of those of an earlier demo. It ends with the job's
+    exit code.
+    """
     events, picture = out / "demo.jsonl", out / "demo.png"
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -74,7 +78,7 @@ def _remove_earlier_demo(events: Path, picture: Path) -> None:
 
 
 def _begins_with_event(file: Path) -> bool:
-    """Whether a file is empty, or its first line is an event."""
+    """Return whether a file is empty, or its first line is an event. False if there is no such file."""
     if not file.is_file():
         return False
     with file.open("rb") as stream:

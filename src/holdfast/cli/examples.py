@@ -125,7 +125,10 @@ def _example_files() -> dict[str, Path]:
 
 
 def imported_files(script: Path) -> Sequence[Path]:
-    """Return the files next to a script that it imports, directly or through other such files."""
+    """Return the files next to a script that it imports, directly or through other such files.
+
+    [] if the script is not a .py file.
+    """
     if script.suffix != ".py":
         return []
     found: dict[Path, None] = {}

@@ -276,7 +276,10 @@ def _argument_name(argument: Any) -> str:
 
 
 def _names(option: Any, ctx: Any) -> str:
-    """Return an option's names and its value, such as `--nodes N|MIN:MAX`; `CHOICE` for a long list of values."""
+    """Return an option's names and its value, such as `--nodes N|MIN:MAX`. A flag has no value.
+
+    `CHOICE` stands for a list of values that does not fit into the line.
+    """
     names = ", ".join(sorted({*option.opts, *option.secondary_opts}, key=len))
     if option.is_flag:
         return names
@@ -301,7 +304,7 @@ def _hidden_values(option: Any, ctx: Any) -> str:
 
 
 def _option_line(option: Any, ctx: Any) -> str:
-    """Return one line for an option, with its default if there is room for it."""
+    """Return the line for an option: its names, value and help, and its default if there is room for it."""
     default = option.show_default if isinstance(option.show_default, str) else ""
     if option.show_default is True and not option.is_flag and option.default not in (None, "", 0):
         default = str(option.default)

@@ -70,7 +70,8 @@ def option_names(command: Callable[..., None]) -> frozenset[str]:
 def warn_of_misplaced(command: Callable[..., None], name: str, script: str, args: Sequence[str]) -> None:
     """Warn of options of this command that stand after the script: they are passed to the script.
 
-    No warning for an option with a name that occurs in the script's text.
+    No warning for words after `--`, for an option with a name that occurs in the script's text, or if the script cannot
+    be read.
 
     Args:
         name: the name of the command.

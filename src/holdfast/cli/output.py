@@ -162,7 +162,9 @@ def _finite(value: Any) -> Any:
 
 
 def start_log(default: str) -> None:
-    """Log to stderr, with the time of day as events have it; as much as the user's variable says, else `default`.
+    """Log to stderr with the time of day, at the level of the user's environment variable, or else at `default`.
+
+    httpx logs warnings only.
 
     Raises:
         BadInputError: the variable names no level.

@@ -192,7 +192,7 @@ def collect_job(
         as_module: `source` is the name of a module.
 
     Raises:
-        BadInputError: the file cannot be read, or a key is not known.
+        BadInputError: the file cannot be read, a key is not known, or neither script nor module is given.
     """
     if as_module:
         given = {"module": Given(source, "-m")}

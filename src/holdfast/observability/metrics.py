@@ -212,21 +212,25 @@ class Metrics(Collector):
             yield self._gauge(name, text, _known(value))
 
     def _gauge(self, name: str, text: str, values: _Values, labels: tuple[str, ...] = ()) -> Family:
-        """Return a gauge with a value for each tuple of label values. The job's name is added as the first label."""
+        """Return the gauge `holdfast_<name>` with a value for each tuple of label values. The first label is the job's
+        name.
+        """
         family = GaugeMetricFamily(f"holdfast_{name}", text, labels=("job_name", *labels))
         for key, value in values.items():
             family.add_metric((self._job, *key), value)
         return family
 
     def _counter(self, name: str, text: str, labels: tuple[str, ...], values: _Values) -> Family:
-        """Return a counter with a value for each tuple of label values. The job's name is added as the first label."""
+        """Return the counter `holdfast_<name>` with a value for each tuple of label values. The first label is the
+        job's name.
+        """
         family = CounterMetricFamily(f"holdfast_{name}", text, labels=("job_name", *labels))
         for key, value in values.items():
             family.add_metric((self._job, *key), value)
         return family
 
     def _histogram(self, name: str, text: str, observed: _Histogram) -> Family:
-        """Return a histogram in Prometheus' form, with the job's name as its only label."""
+        """Return the histogram `holdfast_<name>` in Prometheus' form, with the job's name as its only label."""
         family = HistogramMetricFamily(f"holdfast_{name}", text, labels=("job_name",))
         family.add_metric((self._job,), list(observed.buckets()), observed.sum)
         return family

@@ -38,12 +38,12 @@ class ReplaySummary:
 
 
 def summarise_replay(events: Sequence[ReadEvent], ends: float | None, *, outcome: str) -> ReplaySummary:
-    """Return the summary of a replay.
+    """Return the summary of a replay. Events after the end of the trace or of the job do not count.
 
     Args:
         events: all events of the job.
         ends: end of the trace, in unix seconds; None if no step was ever committed.
-        outcome: how the replay ended, in one word.
+        outcome: how the replay ended, in words.
     """
     # The end of the job also ends the replay.
     over = [event.time for event in events if isinstance(event, JobFinished | JobFailed)]

@@ -74,7 +74,10 @@ class JobPicture:
     failure: str = ""
 
     def on_event(self, event: ReadEvent) -> None:
-        """Update position, loss, rate, nodes by state, newest event and failure from an event."""
+        """Update position, loss, rate, nodes by state, newest event and failure from an event.
+
+        A step or a detail is not kept as the newest event.
+        """
         self.rate.on_event(event)
         if isinstance(event, StepCommitted):
             self.step, self.loss, self.world = event.step, event.loss, event.world_size
@@ -108,7 +111,10 @@ class JobPicture:
 
 
 def render(picture: JobPicture, *, on_ctrl_c: str = "") -> RenderableType:
-    """Return the panel: step, loss, rate and progress bar, nodes by state, and the newest event.
+    """Return the panel: step, loss, rate, time left and progress bar, names of the nodes by state, and the newest
+    event.
+
+    Without a known last step, there is no progress bar and no time left.
 
     Args:
         on_ctrl_c: what Ctrl-C does; "" for no such line.

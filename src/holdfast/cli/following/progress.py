@@ -174,7 +174,7 @@ def _describe_stacks(event: ev.StacksTaken) -> str:
 
 
 def _describe_end(event: ev.JobFinished) -> str:
-    """Return how a job ended: stopped or done, and why, with steps, samples and loss."""
+    """Return how a job ended: stopped or done, and why, with steps, samples and loss; or that it was done before."""
     since = event.samples_since
     if 0 < since == event.steps and not event.resumable:
         return _describe_finished_before(event.steps)
@@ -259,7 +259,7 @@ _WORDS = dict(
 
 
 def describe(event: ReadEvent) -> str:
-    """Return an event's line, without its time. An event of an unknown kind is returned as it is."""
+    """Return an event's line, without its time. For an event of an unknown kind, this is the text of its fields."""
     if isinstance(event, OtherEvent):
         return str(event.fields)
     return _WORDS[type(event)](event)
@@ -271,7 +271,7 @@ def describe_with_time(event: ReadEvent) -> str:
 
 
 def time_of_day(seconds: float) -> str:
-    """Return the time of day of unix seconds. Any number in a file is accepted."""
+    """Return the time of day of unix seconds. A number that is not a time is returned as it is, in text."""
     try:
         return f"{datetime.fromtimestamp(seconds):%H:%M:%S.%f}"[:-3]
     except (ValueError, OverflowError, OSError):  # no clock has ever shown it

@@ -83,9 +83,9 @@ def _run_live(settings: LaunchSettings, job: RunJob, *, verbose: bool) -> tuple[
 def _run_for_json(
     settings: LaunchSettings, job: RunJob, print_line: Callable[[str], None], *, verbose: bool
 ) -> tuple[int, str]:
-    """Run with only events on stdout.
+    """Run with only events on stdout, one JSON line each, and their progress lines on stderr.
 
-    The output of the workers goes to files, and their ends are printed if the job fails.
+    The output of the workers goes to files, and their ends are printed on stderr if the job fails.
 
     Returns:
         The exit code, and why the job failed ("" if it did not).
@@ -108,6 +108,9 @@ def write_metrics_to(file: str, on_event: OnEvent) -> Generator[OnEvent]:
     """Yield a function that writes the values of each step to a file, and then passes the event on. "": no file.
 
     A file that cannot be written does not stop the job: it is reported, and tried again with later events.
+
+    Raises:
+        BadInputError: the file's suffix is unknown, or it cannot be opened at the start.
     """
     if not file:
         yield on_event
@@ -187,7 +190,13 @@ def event_json(event: ReadEvent) -> bytes:
 
 @contextlib.contextmanager
 def _worker_logs(settings: LaunchSettings) -> Generator[LaunchSettings]:
-    """Yield the settings with a folder for the workers' output: the job's own if it has one, else a temporary one."""
+    """Check the settings, and yield them with a folder for the workers' output.
+
+    It is --log-dir, else the job's own folder, else a temporary one, which is removed at the end.
+
+    Raises:
+        BadInputError: a setting is wrong.
+    """
     settings.check()
     with tempfile.TemporaryDirectory(prefix="holdfast-logs-") as folder:
         logs = Path(settings.spec.output.log_dir) if settings.spec.output.log_dir else settings.job_dir or Path(folder)
@@ -196,7 +205,13 @@ def _worker_logs(settings: LaunchSettings) -> Generator[LaunchSettings]:
 
 
 def _show_tails(settings: LaunchSettings, code: int) -> None:
-    """Print the ends of the workers' files on stderr, unless the job ended well or was stopped."""
+    """Print the ends of the workers' files on stderr, unless the job ended well, was stopped or was interrupted.
+
+    Without a folder for these files, nothing is printed.
+
+    Args:
+        code: the job's exit code.
+    """
     if code not in (EXIT_DONE, EXIT_ENDED, EXIT_INTERRUPTED) and settings.log_folder is not None:
         for log in sorted(settings.log_folder.glob("*.log")):
             _tail(log)

@@ -9,7 +9,10 @@ from holdfast.observability.accounts.time_ledger import TimeAccount
 
 
 def print_account(account: TimeAccount, console: Console) -> None:
-    """Print a job's efficiency (ETTR, goodput, node-hours, FLOP), and a table of its time by cause, largest first."""
+    """Print a job's efficiency (ETTR, goodput, node-hours, FLOP), and a table of its time by cause, largest first.
+
+    Values that are unknown and causes without time are left out.
+    """
     goodput = "" if account.goodput is None else f", goodput {account.goodput:.1%} of {account.full_world} workers'"
     console.print(
         f"trained {account.ettr:.1%} of the time (ETTR){goodput}; "

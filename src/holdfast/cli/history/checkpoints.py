@@ -101,7 +101,10 @@ def export(
     model_only: Annotated[bool, typer.Option("--model-only", help="The model alone, without its optimizer.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write the state of a checkpoint to one file."""
+    """Write the state of a checkpoint to one file.
+
+    It is the newest checkpoint, or the one of --step, and is verified first. An existing file is replaced.
+    """
     if output is None:
         raise BadInputError("--output is missing: give the file to write")
     there = output.resolve()  # The file is replaced: a link or a device must not be.
@@ -129,7 +132,14 @@ def _read_here(directory: str, content: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _write(output: Path, there: Path, content: Iterator[bytes]) -> None:
-    """Write the content to a file, completely or not at all. An error is a `BadInputError` that names --output."""
+    """Write the content to the file `there`, completely or not at all.
+
+    Args:
+        output: the path as given, for the message.
+
+    Raises:
+        BadInputError: the file cannot be written; the message names --output.
+    """
     try:
         LocalStorage(there.parent).write(there.name, content)
     except OSError as error:

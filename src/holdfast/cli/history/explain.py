@@ -61,7 +61,11 @@ def explain_command(
     *,
     server: Server,
 ) -> None:
-    """Explain an event, or why the job waits."""
+    """Explain an event, or why the job waits.
+
+    With SEQ it explains that event, else the state of the job. Without a file the events are those of the running job,
+    or, if no job runs on this machine, those kept of the job that ended last.
+    """
     seq, path = _parse_arguments(what, file)
     path = path or _find_kept_journal(server)
     pooled: dict[str, Any] = {}
@@ -108,7 +112,11 @@ def _print_reserve(job: Mapping[str, Any]) -> None:
 
 
 def _print_unfit_nodes(job: Mapping[str, Any]) -> None:
-    """Print which nodes are unfit for a job of a pool, why, and when the pool tries them again."""
+    """Print which nodes cannot run a job of a pool, why, and when the pool tries them again; nothing without such
+    nodes.
+
+    At most `_MOST_NODES` are named. `job` is the pool's answer about the job.
+    """
     refuses = dict(job.get("refuses") or {})
     for node in list(refuses)[:_MOST_NODES]:
         print_line(on_one_line(f"{node} cannot be used: {refuses[node]}"))

@@ -47,6 +47,8 @@ _LARGEST_LOSS = 1e300
 def plot_events(events: Sequence[ReadEvent], path: Path) -> None:
     """Draw throughput, nodes, step times (Unicron, Figure 6) and loss over time into a PNG.
 
+    Failures, joins and other changes are marked.
+
     Raises:
         BadInputError: there are too few steps to draw, or the file cannot be written.
     """
@@ -76,7 +78,10 @@ def plot_events(events: Sequence[ReadEvent], path: Path) -> None:
 
 
 def _begins_after_pause(events: Sequence[ReadEvent]) -> set[int]:
-    """Return the `id` of each step event that is the first one after a pause: a new run, or a wait for nodes."""
+    """Return the `id` of each step event that is the first one after a pause: a new run, or a wait for nodes.
+
+    A roll-back after a coordinator's restart also counts: the run before was killed.
+    """
     found = set[int]()
     paused = restarted = False
     for event in events:
@@ -243,6 +248,9 @@ def _labels(marks: Sequence[Mark], span: float) -> list[_Label]:
     """Return the marks' names with a row each, so that none hides another.
 
     Names of marks that are close together are merged; so are names for which all `_LABEL_ROWS` rows are taken.
+
+    Args:
+        span: seconds that the picture shows.
     """
     together: list[_Label] = []
     for mark in sorted(marks, key=lambda mark: mark.second):

@@ -40,7 +40,11 @@ def scale(
     *,
     server: Server,
 ) -> None:
-    """Start further nodes, or change a pool job's limit."""
+    """Start further nodes, or change a pool job's limit.
+
+    Without a pool, it starts N more nodes, or as many as the job lacks of N. A job that has more than N is refused:
+    drain nodes instead. In a pool, it changes the most nodes that the job gets.
+    """
     if not re.fullmatch(r"\+?[0-9]{1,9}", size) or int(size) < 1:
         raise BadInputError(f"the size is {size!r}: give a number of nodes, 4, or how many more, +1")
     pool = server.find_pool_of_job()
@@ -94,7 +98,14 @@ def move(
     *,
     server: Server,
 ) -> None:
-    """Replace nodes by standbys while training goes on."""
+    """Replace nodes by standbys while training goes on.
+
+    Without --no-wait it waits until each node has been replaced or stays, and prints the result. A replaced node
+    becomes a standby.
+
+    Exit codes: 4 if a node could not be replaced, 1 if the outcome for a node is not known, for example because it was
+    lost.
+    """
     if compact:
         if nodes or to or server.job:
             raise BadInputError("--compact moves all jobs of a pool as is best: leave out nodes, --to and -j")
@@ -134,7 +145,12 @@ def _describe_outcome(moved: Mapping[str, NodeMoved | NodeStayed | None], node: 
 
 
 def _print_forecast(server: Server, nodes: Sequence[str], to: Sequence[str], *, stays: bool, as_json: bool) -> None:
-    """Print the forecast of a move (`stays`) or a drain by the coordinator: bytes, down time and reason per node."""
+    """Print the coordinator's forecast of a move (`stays`) or a drain: bytes, down time and reason. Nothing is moved.
+
+    Args:
+        nodes: the nodes to move or drain.
+        to: the standbys to move to; empty for any. Ignored for a drain.
+    """
     with server.client() as client:
         forecast = client.forecast(nodes, to, stays=stays)
     if as_json:
@@ -252,7 +268,11 @@ def undrain(
     *,
     server: Server,
 ) -> None:
-    """Allow drained or quarantined nodes to return."""
+    """Allow drained or quarantined nodes to return.
+
+    In a pool, jobs may get a drained node again. In a job, it prints whether the node's agent is started again, or the
+    user must start it.
+    """
     pool = server.find_pool_of_nodes()
     if pool is not None:
         with pool:

@@ -83,7 +83,7 @@ class TraceOptions:
                 raise BadInputError(f"{name} is {value}: it counts in a trace; give --availability TRACE")
 
     def pace(self) -> float:
-        """Return how many seconds of the trace pass in one second.
+        """Return how many seconds of the trace pass in one second; `_SPEED` without the option.
 
         Raises:
             BadInputError: the option is not a number above 0.

@@ -129,6 +129,8 @@ def run(
 
     Precedence: command-line options, then --set, then job.toml.
 
+    With --availability, nodes start and are killed as in the trace.
+
     Exit codes: 0 the job is done, 1 it failed, 2 bad input, 75 it was stopped and can be resumed, 130 Ctrl-C.
     """
     start_log(_LOG)

@@ -42,7 +42,10 @@ def status(
     wide: Annotated[bool, typer.Option("--wide", "-w", help="Add processes, racks, experts, time spent.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the progress of a job, and its nodes."""
+    """Show the progress of a job, and its nodes.
+
+    For a pool's job without nodes, or one that has ended, it shows the state and the reason only.
+    """
     if (pool := server.find_pool_of_job()) is not None:
         with pool as client:
             pooled = client.job(server.job or "")
@@ -203,7 +206,10 @@ def _gpu_table(answer: Answer) -> Table:
 
 
 def _shorten(name: str, longest: int | None) -> str:
-    """Return a name of at most this many characters. Its middle is cut out: its end tells nodes apart."""
+    """Return a name of at most this many characters, or the whole name for None.
+
+    If it is too long, its middle is cut out: its end tells nodes apart.
+    """
     if longest is None or len(name) <= longest:
         return name
     tail = longest * 2 // 3
@@ -227,7 +233,7 @@ def _state(node: Answer, ranks: Sequence[int]) -> str:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    """Return the range of ranks, such as "4-7", a single rank, or "-" for none."""
+    """Return the lowest and the highest of sorted ranks, such as "4-7", a single rank, or "-" for none."""
     if not ranks:
         return "-"
     return str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}"

@@ -44,7 +44,8 @@ def await_back(client: CoordinatorClient, name: str, after: int) -> bool:
         after: number of the newest event before the request that the node returns.
 
     Raises:
-        RefusedError, UnreachableError: as `await_left`.
+        RefusedError: the job ended first.
+        UnreachableError: the coordinator has not answered for half a minute.
     """
     lost = False
 
@@ -76,7 +77,8 @@ def await_moved(
         print_status: prints why each node waits, whenever the reason changes.
 
     Raises:
-        RefusedError, UnreachableError: as `await_left`.
+        RefusedError: the job ended first.
+        UnreachableError: the coordinator has not answered for half a minute.
     """
     waited: dict[str, str] = {}
     moved: dict[str, NodeMoved | NodeStayed] = {}

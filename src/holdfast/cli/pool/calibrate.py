@@ -48,7 +48,14 @@ def calibrate(
     *,
     server: Server,
 ) -> None:
-    """Measure step times with each number of nodes."""
+    """Measure step times with each number of nodes.
+
+    A copy of the job runs in the pool, with each number in turn, and then ends. The times are printed in the form of a
+    job's file.
+
+    If some could not be measured, the others are still printed and written, and the exit code is 1, or 130 after
+    Ctrl-C.
+    """
     least, most = _parse_sizes(nodes)
     if output is not None and (output.is_dir() or not os.access(output.parent, os.W_OK)):
         raise BadInputError(f"--output is {output}: it cannot be written; give a file in a folder that can")
@@ -130,7 +137,12 @@ def _measure(
 ) -> tuple[dict[str, Any], str]:
     """Submit a copy of the job, measure its step time with each number of nodes, and end it.
 
-    Return the measurements so far, and why some are missing ("" if none are): errors and Ctrl-C do not lose them.
+    Return the measurements so far, and why some are missing ("" if none are): errors and Ctrl-C do not lose them. The
+    first number of nodes that cannot be measured ends the measurement.
+
+    Args:
+        sizes: the least and the most nodes.
+        patience: longest wait in seconds for each number of nodes.
     """
     found: dict[str, Any] = {}
     number = client.submit(spec)
@@ -171,8 +183,8 @@ def _ask_for_size(client: PoolClient, name: str, more: int, size: int) -> bool:
 def _await_size(client: PoolClient, name: str, number: int, size: int, patience: float, found: dict[str, Any]) -> str:
     """Wait until steps with `size` nodes were measured. Return why they were not, or "" if they were.
 
-    The pool's measurements are put into `found`. The wait ends after `patience` seconds, or with submission `number` of
-    the job.
+    If the job has fewer nodes and the pool has idle ones, the pool is asked once to give it exactly `size`. The pool's
+    measurements are put into `found`. The wait ends after `patience` seconds, or with submission `number` of the job.
     """
     until, asked = time.monotonic() + patience, False
     job: Mapping[str, Any] = {}
@@ -194,7 +206,10 @@ def _await_size(client: PoolClient, name: str, number: int, size: int, patience:
 
 
 def _document(found: Mapping[str, Any], most: int) -> dict[str, Any]:
-    """Return the `[pace]` section: step times for 1 to `most` nodes (0: unknown), and the job's units of work."""
+    """Return the `[pace]` section: step times for 1 to `most` nodes (0: unknown), and the job's units of work.
+
+    The step times end with the last number of nodes that was measured.
+    """
     step_s: Mapping[str, float] = found.get("step_s", {})
     known = [round(step_s.get(str(nodes), 0.0), 6) for nodes in range(1, most + 1)]
     while known and not known[-1]:
@@ -208,7 +223,11 @@ def _document(found: Mapping[str, Any], most: int) -> dict[str, Any]:
 
 
 def _places(layouts: Sequence[Mapping[str, int]], most: int) -> list[int]:
-    """Return how many workers hold one replica with 1, 2, ... nodes, or [] if it is always one."""
+    """Return how many workers hold one replica with 1, 2, ... `most` nodes; [] without layouts, if it is always one.
+
+    Args:
+        layouts: the changes of this number, by node count: each holds from its `nodes` on.
+    """
     places = [1] * most if layouts else []
     for one in layouts:
         places[one["nodes"] - 1 :] = [one["places"]] * (most - one["nodes"] + 1)

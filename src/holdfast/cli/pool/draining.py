@@ -47,7 +47,7 @@ def _drain_nodes(pool: PoolClient, names: Sequence[str], *, no_wait: bool, as_js
 
 
 def _foresee_drain(pool: PoolClient, names: Sequence[str], *, as_json: bool) -> None:
-    """Print the forecast of a drain."""
+    """Print what the pool would do about each node if it was drained, and why. Nothing is drained."""
     with pool as client:
         forecast = client.foresee_drain(names)
     if as_json:
@@ -110,7 +110,7 @@ def _drain_and_await_return(client: PoolClient, name: str, report: Callable[[str
 
 
 def _await_without_job(client: PoolClient, names: Sequence[str], report: Callable[[str], None]) -> None:
-    """Wait until no job has any of these nodes. Print which job each node waits for.
+    """Wait until no job has any of these nodes. Report which job each node waits for, once.
 
     Raises:
         RefusedError: a node was undrained meanwhile.

@@ -58,7 +58,10 @@ def submit(
     as_json: AsJson = False,
     server: Server,
 ) -> None:
-    """Submit a job to a pool. The script must have the same path on all nodes of the pool."""
+    """Submit a job to a pool. The script must have the same path on all nodes of the pool.
+
+    It prints the job's state, and does not wait for it without --follow.
+    """
     given = collect_job(script, args or (), set or (), spec, as_module=as_module)
     described = with_script(job_spec(given), os.getcwd())
     check_script(described.script)
@@ -160,7 +163,10 @@ def update(
     *,
     server: Server,
 ) -> None:
-    """Change the limits of a job of a pool."""
+    """Change the limits of a job of a pool.
+
+    The job is named with -j. Limits that are not given stay as they are. It prints the job's state, and does not wait.
+    """
     name = _named_job(server)
     given = {"weight": weight, "priority": priority, "min_nodes": min_nodes, "max_nodes": max_nodes}
     changes = {key: value for key, value in given.items() if value is not None}

@@ -146,10 +146,15 @@ def pool(*, listen: ListenOptions, options: PoolOptions) -> None:
 
 
 def run_node(entry: JobEntry, node: NodeOptions, workers: int, grace_s: float, log_dir: str) -> int:
-    """Run a node of the pool at an address until it is ordered to end. Return the exit code.
+    """Run a node of the pool at `entry.url` until it is ordered to end. Return the exit code.
+
+    Args:
+        workers: the most workers per node that a job may have here; 0 for any number.
+        grace_s: seconds that the node stays after a signal to end, so that its job can drain it.
+        log_dir: folder for the workers' output; "" for none.
 
     Raises:
-        BadInputError: an option cannot be used.
+        BadInputError: an option cannot be used, such as --standby.
     """
     from holdfast.control.pool_node.pool_agent import run_pool_agent
 

@@ -35,7 +35,10 @@ def whatif(
     *,
     server: Server,
 ) -> None:
-    """Forecast a pool's plan after a node or job changes."""
+    """Forecast a pool's plan after a node or job changes.
+
+    Nothing is changed. It prints the nodes of each job now and then.
+    """
     asked = _ASKED.get(what)
     if asked is None:
         raise BadInputError(f"{what!r} is nothing that can be asked about: give {', '.join(_ASKED)}")

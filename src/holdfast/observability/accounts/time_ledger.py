@@ -238,8 +238,8 @@ class TimeLedger:
     def _add_recovery_facts(self, event: Recovered | Rebalanced) -> None:
         """Add the facts of a recovery or rebalance to the span that ended last. Do nothing without such a span.
 
-        The facts are the end of the regrouping and a failure that was not detected. A span without a generation is only
-        marked as slowed by a rebalance or a transition.
+        After a recovery with a new generation, these are the end of the regrouping, and the failure if it was not
+        detected. A rebalance, or a node that joined without a new generation, only marks the span as slowed by it.
         """
         if self._closed is None:
             return
@@ -319,7 +319,7 @@ class TimeLedger:
         return books
 
     def _tail(self, now: float) -> Span:
-        """Return the span under way as if it ended now. Time beyond a usual step counts as transition."""
+        """Return a copy of the span under way as if it ended now. Time beyond a usual step counts as transition."""
         tail = replace(self._open, world=self._world, swap=Cause.TRANSITION)
         if self._waiting_since is not None:
             tail.waited += max(0.0, now - max(self._waiting_since, tail.began))

@@ -101,7 +101,11 @@ def split(span: Span, end: float, usual_s: float | None, full_s: float | None) -
 
 
 def _parts(span: Span, end: float) -> tuple[float, ...]:
-    """Return the seconds up to the failure, its detection, the decision, the regrouping, and the end, in this order."""
+    """Return the seconds up to the failure, its detection, the decision, the regrouping, and the end, in this order.
+
+    A part is 0 if the moment at its end is unknown or not later than the one before. Without a known failure, a
+    coordinator's restart counts as one. Without a generation, the decision takes all time to the end.
+    """
     failed = next((time for time in (span.failed, span.back) if time is not None), span.began)
     detected = failed if span.detected is None else span.detected
     generation = end if span.generation is None else span.generation

@@ -193,7 +193,7 @@ class Audit:
         self._add_finding(None, FindingSubject.LINE, what)
 
     def _check_order(self, event: ReadEvent) -> None:
-        """Check numbers, job name, the place of the job's start and end, and terms.
+        """Add a finding for an event whose number, job, place in the job, or term does not follow the events before it.
 
         Event numbers must have no gap, and `job_started` comes first and only once. No step, generation or roll-back
         may follow the end of the job, unless it starts again. A term may only rise, and only with
@@ -229,7 +229,8 @@ class Audit:
             self._add_finding(event, FindingSubject.TERM, f"term {event.term} follows term {last.term}")
 
     def _check_generation(self, event: ReadEvent) -> None:
-        """Check that an event is of the current generation, or of 0 unless it is a step.
+        """Add a finding if an event is not of the current generation. Other events than steps may be of generation 0,
+        too.
 
         `nodes_joined` may announce the next generation, which must then start with the next event. After a repair, in
         which the generation is unknown, any generation that is not older is accepted.
@@ -252,9 +253,7 @@ class Audit:
             self._add_finding(event, FindingSubject.GENERATION, f"it is of generation {here}, where {where}")
 
     def _check_generation_start(self, event: GenerationStarted) -> None:
-        """Check that generations rise and each node has a worker.
-
-        Seed, micro-batches and global batch must never change.
+        """Add a finding if generations do not rise, a node has no worker, or seed, micro-batches or batch size change.
 
         The generation of the event becomes the current one.
         """
@@ -280,10 +279,11 @@ class Audit:
         self._global_batch = event.global_batch
 
     def _check_step(self, event: StepCommitted) -> None:
-        """Check a step: it follows the previous one in number and time, and has the right number of samples.
+        """Add a finding if a step does not follow the previous one in number and time, or its number of samples is
+        wrong.
 
-        If the sum of its sample hashes is correct, mark the step as proven. A sum that is missing or cannot be checked
-        is not a finding.
+        If the sum of its sample hashes is correct, mark the step as proven; a wrong sum is a finding. A sum that is
+        missing or cannot be checked is not a finding.
         """
         position = self._lineage.position
         if event.step != position.step + 1:
@@ -330,7 +330,7 @@ class Audit:
     def _check_skip(self, event: MicroBatchSkipped) -> None:
         """Record a skipped micro-batch.
 
-        It is a finding if it was skipped twice, or if its step was committed without skips.
+        It is a finding if it was skipped twice, or if no step of that number was committed with skipped samples.
         """
         before = (event.step, event.micro_batch) in {skip[:2] for skip in self._skips[-1024:]}
         if before or event.step not in self._skipped:
@@ -341,7 +341,7 @@ class Audit:
             self._skips.append((event.step, event.micro_batch, event.reason))
 
     def _check_roll_back(self, event: RolledBack) -> None:
-        """Check that a roll-back does not go forward, and that a checkpoint or snapshot of its step may exist."""
+        """Add a finding if a roll-back goes forward, or if no checkpoint or snapshot of its step can exist."""
         step = self._lineage.position.step
         if event.to_step > step and self._lineage.begun:
             self._add_finding(
@@ -352,7 +352,8 @@ class Audit:
             self._add_finding(event, FindingSubject.ROLL_BACK, what)
 
     def _check_repair(self, event: JournalRepaired) -> None:
-        """Check that `journal_repaired` agrees with the events before it: numbers, step, samples per step, and totals.
+        """Add a finding if `journal_repaired` contradicts the events before it: numbers, step, samples per step, or
+        totals.
 
         Its lost events are counted, and the generation is unknown afterwards.
         """
@@ -378,7 +379,10 @@ class Audit:
             self._add_finding(event, FindingSubject.TOTALS, what)
 
     def _check_end(self, event: JobFinished | JobFailed) -> None:
-        """Record the outcome of the job. If it finished, its totals of steps and samples must agree with the events."""
+        """Record the outcome of the job. Add a finding if it finished with totals that differ from those of the events.
+
+        The totals are the number of steps and of samples.
+        """
         self._outcome = event.outcome if isinstance(event, JobFinished) else "failed"
         position = self._lineage.position
         if isinstance(event, JobFinished) and (event.steps, event.samples) != (position.step, position.samples):

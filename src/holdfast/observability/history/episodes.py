@@ -71,7 +71,10 @@ class Episode:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The nodes that failed or joined, in the order of the events."""
+        """The nodes that failed or joined since the job's first generation, in the order of the events.
+
+        If the episode does not contain the first generation, all its nodes count.
+        """
         named: list[str] = []
         for event in self.events:
             if isinstance(event, FailureDetected):
@@ -158,9 +161,10 @@ class _EpisodeBuilder:
         return done
 
     def _add(self, event: ReadEvent) -> None:
-        """Add an event to the current episode.
+        """Add an event to the current episode. A generation's members become the members from then on.
 
-        Before its first event other than joins, set the position at which it starts.
+        Each event up to the first one other than a join sets the episode's start, with the members, step and checkpoint
+        there.
         """
         now = self.current
         if all(isinstance(known, NodesJoined) for known in now.events):

@@ -224,7 +224,7 @@ def _rungs(episode: Episode) -> Iterator[Rung]:
 
 
 def _decision(generation: GenerationStarted) -> str:
-    """Return the fate of the interrupted step in words."""
+    """Return in words what the generation does about the interrupted step; "" if its decision is not a known one."""
     if generation.reason == "layout" and generation.decision == "rollback":
         return "the state is read from the memory of the nodes, where all had put it: nothing is computed again"
     return _DECISIONS.get(generation.decision, "")

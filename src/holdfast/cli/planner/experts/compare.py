@@ -160,7 +160,10 @@ def _figures(name: str, policy: _Policy, windows: FloatArray, shape: EngineShape
 
 
 def _counts(slots: IntArray, experts: int, gpus: int) -> IntArray:
-    """Return replicas `(L, E, GPUs)` from the expert in each slot `(L, R)`."""
+    """Return replicas `(L, E, GPUs)` from the expert in each slot `(L, R)`.
+
+    Each of the `gpus` GPUs has R / `gpus` consecutive slots.
+    """
     layers, number = slots.shape
     counts = np.zeros((layers, experts, gpus), dtype=np.int64)
     np.add.at(counts, (indices(layers)[:, None], slots, indices(number)[None, :] // (number // gpus)), 1)
@@ -182,7 +185,7 @@ def comparison_as_json(found: list[PolicyFigures]) -> list[dict[str, Any]]:
 
 
 def comparison_as_text(found: list[PolicyFigures], windows: int) -> str:
-    """Return the figures as a table, with a verdict about moves."""
+    """Return the figures as a table. With several windows, add a verdict on each policy next to the first one."""
     lost = "".join(f"{number:8d}" for number in range(1, len(found[0].survives) + 1))
     lines = [
         "busiest GPU over the mean, by the loads of its own window and of the next; survival by number of lost nodes:",
@@ -197,7 +200,12 @@ def comparison_as_text(found: list[PolicyFigures], windows: int) -> str:
 
 
 def _verdict(still: PolicyFigures, figures: PolicyFigures) -> str:
-    """Return in words whether the moves of a policy pay, by the time that one copy may take."""
+    """Return in words whether the moves of a policy pay, by the time that one copy may take.
+
+    Args:
+        still: the figures of the placement that is never moved.
+        figures: the figures of the policy.
+    """
     gain = still.came - figures.came
     if gain <= 0:
         return f"  {figures.name}: rebalancing does not pay: the next loads are as even without it"

@@ -97,7 +97,11 @@ def _as_windows(path: Path, found: Any) -> _Table:
 
 
 def _choose_table(path: Path, found: Any) -> _Table:
-    """Return the table of loads: the one with its name, or the only one."""
+    """Return the table of loads: the first one with a name in `_LOADS`, or the only one with two or three axes.
+
+    Raises:
+        BadInputError: there is no such table, or several without such a name.
+    """
     tables = {name: table for name, table in _arrays_by_name(found).items() if table.ndim in (2, 3)}
     for name in _LOADS:
         if name in tables:
@@ -166,7 +170,12 @@ class _Tensors(pickle.Unpickler):
         self._storage = storage
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
-        """Return a name that a pickle may use: functions that rebuild tensors, and storage types."""
+        """Return what stands for a class or function in a pickle: tensors, their storages and sizes, and ordered
+        mappings.
+
+        Raises:
+            UnpicklingError: it is anything else.
+        """
         if (module_name, global_name) == ("torch._utils", "_rebuild_tensor_v2"):
             return _rebuild_tensor
         if (module_name, global_name) == ("collections", "OrderedDict"):

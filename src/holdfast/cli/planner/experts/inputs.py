@@ -28,8 +28,16 @@ _LEAST_INDEX = 3
 
 
 def read_loads(path: Path, iteration: int | None) -> Any:
-    """Read tokens per layer and expert from .npz (with `iteration`), .csv, .json, or what an engine wrote, its windows
-    added up; planning checks the values."""
+    """Return the tokens per layer and expert from .npz, .csv, .json, or a file that an engine wrote.
+
+    Windows are added up, except in .npz. The values are not checked.
+
+    Args:
+        iteration: of an .npz recording; None if not given.
+
+    Raises:
+        BadInputError: the file cannot be read, or `iteration` is given for another format.
+    """
     readers = {
         ".npz": lambda: read_recording(path, iteration),
         ".csv": lambda: _read_csv(path),
@@ -44,7 +52,13 @@ def read_loads(path: Path, iteration: int | None) -> Any:
 
 
 def read_windows(path: Path, iteration: int | None) -> FloatArray:
-    """Read loads `(windows, L, E)`: all that a recording has, the one of this `iteration`, or the table of a file."""
+    """Return loads `(windows, L, E)`: all that a recording has, the one of this `iteration`, or the table of a file.
+
+    A file without windows, and each .csv, is one window.
+
+    Raises:
+        BadInputError: the file cannot be read, or its values are not counts of tokens.
+    """
     if iteration is not None or path.suffix in (".csv",):
         found = read_loads(path, iteration)
     elif path.suffix == ".npz":
@@ -139,7 +153,11 @@ def _number(cell: str) -> float | None:
 
 
 def _tokens(cell: str, path: Path, line: int, column: int) -> float:
-    """Read one cell, or raise with its place."""
+    """Return the number in one cell.
+
+    Raises:
+        BadInputError: it is not a number; the message has the file, line and column.
+    """
     number = _number(cell)
     if number is None:
         raise BadInputError(f"{path}, line {line}, column {column}: {_short(cell)} is not a number of tokens")
@@ -151,7 +169,11 @@ def _short(text: str) -> str:
 
 
 def _text(option: str, path: Path) -> str:
-    """Read a text file; the byte order mark that some programs put first is left out."""
+    """Return the content of a text file without the byte order mark that some programs put first.
+
+    Raises:
+        BadInputError: the file cannot be read, or is not UTF-8; the message names the option.
+    """
     try:
         with io.TextIOWrapper(open_given(path), encoding="utf-8-sig") as file:
             return file.read()
@@ -195,7 +217,14 @@ def read_racks(path: Path, nodes: int) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def read_rates(path: Path, nodes: int) -> FloatArray | None:
-    """Read how often each node fails, in node order: a JSON list of numbers, or one per line; None: all alike."""
+    """Return how often each node fails, relative to the mean of all `nodes`, in node order; None if all fail alike.
+
+    The file has a JSON list of numbers, or numbers separated by spaces or lines.
+
+    Raises:
+        BadInputError: the file has something else, another count than `nodes`, or rates that are not above 0 or too far
+            apart.
+    """
     document = _json("--failure-rates", path) if path.suffix == ".json" else None
     given = document if document is not None else _text("--failure-rates", path).split()
     listed = cast(list[object], given) if isinstance(given, list) else []

@@ -13,7 +13,17 @@ _MOST_LAYERS = 12
 
 
 def draw(path: Path, plan: Plan, name: str, curves: dict[str, RecoveryCurve]) -> None:
-    """Write a PNG: replicas per expert and node, one map per layer, next to the recovery curves of all strategies."""
+    """Write a PNG: replicas per expert and node, one map per layer, next to the recovery curves of all strategies.
+
+    At most `_MOST_LAYERS` layers are drawn.
+
+    Args:
+        name: the plan's strategy, for the title.
+        curves: by strategy.
+
+    Raises:
+        BadInputError: the path does not end in .png, or cannot be written.
+    """
     # Imported here: it takes a second, and only this option needs it.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -16,7 +16,11 @@ _Table = np.ndarray[Any, Any]
 
 
 def read_recording(path: Path, iteration: int | None) -> _Table:
-    """Return the tokens `[layer, expert]` of one `iteration`, which may be left out where there is one only."""
+    """Return the tokens `[layer, expert]` of one `iteration`, which may be None if the file has only one.
+
+    Raises:
+        BadInputError: the file cannot be read, has other shapes, or the iteration is missing or not recorded.
+    """
     arrays = _read(path)
     tokens, iterations = arrays["tokens"], arrays.get("iterations", np.zeros(0, dtype=np.int64))
     for name, array in (("tokens", tokens), ("iterations", iterations)):
@@ -40,7 +44,11 @@ def read_recording(path: Path, iteration: int | None) -> _Table:
 
 
 def read_all(path: Path) -> _Table:
-    """Return the tokens `[iteration, layer, expert]` of all iterations."""
+    """Return the tokens `[iteration, layer, expert]` of all iterations. A table without iterations counts as one.
+
+    Raises:
+        BadInputError: the file cannot be read, or its tokens are not such a table of numbers.
+    """
     tokens = _read(path)["tokens"]
     if tokens.dtype.kind not in "iuf" or tokens.ndim not in (2, 3) or not tokens.size:
         raise BadInputError(

@@ -87,8 +87,12 @@ def _by_lost(curve: RecoveryCurve) -> dict[str, float]:
 
 
 def as_text(figures: Figures, counts: dict[str, IntArray], curves: dict[str, RecoveryCurve]) -> str:
-    """Return the plan as text: the plan, changes that were necessary, survival and balance of all strategies'
-    placements `(L, E, N)`, nodes."""
+    """Return the plan as text: what had to be changed, the survival and balance of all strategies, and experts by node.
+
+    Args:
+        counts: the placement `(L, E, N)` of each strategy.
+        curves: the survival by number of lost nodes, of each strategy.
+    """
     plan, racks = figures.plan, figures.racks
     layers, experts, nodes = plan.counts.shape
     slots = sorted(set(plan.slots.tolist()))
@@ -120,7 +124,10 @@ def as_text(figures: Figures, counts: dict[str, IntArray], curves: dict[str, Rec
 
 
 def _describe_option(option: Option, figures: Figures) -> str:
-    """Return in words which option was not chosen, and how much balance that costs."""
+    """Return why the placement that survives most lost nodes (`option`) was not chosen: its busiest node has more work.
+
+    The text compares the load of the busiest node in `option` with that in the chosen plan of `figures`.
+    """
     busiest = float(figures.busiest(figures.plan.counts).mean())
     survives = ", ".join(f"{1 - share:.3f}" for share in option.fatal[1:4])
     return (
@@ -130,7 +137,11 @@ def _describe_option(option: Option, figures: Figures) -> str:
 
 
 def _front(front: list[Option], weights: FloatArray) -> list[str]:
-    """Return the choice between survival and balance as a table."""
+    """Return a table of the placements between survival and balance, and which weights of balance choose each.
+
+    Args:
+        weights: by number of lost nodes.
+    """
     most_lost = min(front[0].fatal.size - 1, _MOST_LOST)
     lost = "".join(f"{number:8d}" for number in range(1, most_lost + 1))
     rows = [

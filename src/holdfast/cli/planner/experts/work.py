@@ -135,7 +135,11 @@ def run(request: PlanRequest) -> None:
 
 
 def _compare(request: PlanRequest, per_node: IntArray) -> None:
-    """Print the figures of EPLB and of holdfast on a recording. Raises `BadInputError` if nodes differ in slots."""
+    """Print the figures of EPLB and of holdfast on a recording.
+
+    Raises:
+        BadInputError: `compare` is not eplb, nodes differ in slots, or the recording cannot be used.
+    """
     if request.compare != "eplb":
         raise BadInputError(f"--compare {request.compare}: there is eplb to compare with")
     if (per_node != per_node[0]).any():
@@ -163,7 +167,18 @@ def _front(
     weights: FloatArray | None,
     rates: FloatArray | None,
 ) -> list[Option]:
-    """Return the placements between the safest and the most even one, of which no other is better in both."""
+    """Return the placements between the safest and the most even one, of which no other is better in both.
+
+    Args:
+        slots: of each node.
+        threshold: the fault threshold.
+        racks: of each node, or None.
+        weights: by number of lost nodes, or None.
+        rates: of the failures of each node, or None.
+
+    Raises:
+        BadInputError: the slots do not suffice.
+    """
     allocation = allocate(tokens, slots, fault_threshold=threshold)
     if isinstance(allocation, Shortage):
         raise BadInputError(str(allocation))

@@ -24,14 +24,15 @@ def read_case(
     scale: bool = False,
     drawing: Mapping[str, float | None] | None = None,
 ) -> FleetCase:
-    """Return the case.
+    """Return the case to simulate: the defaults, replaced by the cluster's file, then by `pairs`, then by `options`.
 
     Args:
-        path: a cluster's file.
-        pairs: `KEY=VALUE`.
-        options: values by key.
+        path: a cluster's file, or None.
+        pairs: `KEY=VALUE` of `--set`.
+        options: values of command-line options by key.
         scale: show recoveries in jobs of all sizes. A size, and values without effect on that, are refused.
-        drawing: the options about how failures are drawn; None for an option that is not given.
+        drawing: the options about how failures are drawn, None for one that is not given. They only serve to refuse
+            them with `scale`.
 
     Raises:
         BadInputError: one of them cannot be used, or they do not fit together.
@@ -62,7 +63,11 @@ def _refuse_what_has_no_effect(said: Mapping[str, Given], drawing: Mapping[str, 
 
 
 def _given_hardware(path: Path) -> dict[str, Given]:
-    """Return the values of a cluster's file, by key. Its job takes all nodes."""
+    """Return the values of a cluster's file, by key. Its job takes all nodes.
+
+    Raises:
+        BadInputError: the file cannot be read, or its values do not fit together.
+    """
     file = read_hardware(path)
     try:
         values = _values(file)

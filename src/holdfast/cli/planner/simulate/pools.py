@@ -48,12 +48,12 @@ def read_trace_of(name: str, nodes: int | None, hours: float | None, seed: int) 
 
     Args:
         name: path of a file, or the name of a trace in `DRAWN`.
-        nodes: nodes of the cluster, or None for the default.
-        hours: end of the trace.
-        seed: for traces that are drawn.
+        nodes: nodes of a drawn trace, or the most that may be up in a file's trace; None for the default.
+        hours: end of a file's trace, or None for its last line. A drawn trace has its own length, and refuses it.
+        seed: for drawn traces, and for what is drawn about a file's failures.
 
     Raises:
-        BadInputError: the trace cannot be read, or a line breaks a rule.
+        BadInputError: an argument is out of range, the trace cannot be read, or a line breaks a rule.
     """
     if nodes is not None and nodes > _MOST_NODES:
         raise BadInputError(
@@ -131,7 +131,9 @@ def _task(path: Path) -> FleetTask:
 
 
 def read_systems(names: str | None, case: FleetCase) -> list[System]:
-    """Return the systems with these names, which are separated by commas. Our own times come from the case.
+    """Return the systems with these names, separated by commas; None for those in `COMPARED`.
+
+    Our own systems get the times of the case.
 
     Raises:
         BadInputError: a name is unknown, or is given twice.

@@ -115,7 +115,10 @@ def _recovery(live: Forecast) -> str:
 
 
 def _verdict(found: Forecasts) -> str:
-    """Return in words what costs most, and how live recovery compares with restarts."""
+    """Return in words what costs most, and how live recovery compares with restarts.
+
+    Or only that nothing failed, or that restarts never get anything done.
+    """
     live, restarts = found.live, found.restarts
     if not live.failures.mean:
         return "Nothing failed: simulate more hours."

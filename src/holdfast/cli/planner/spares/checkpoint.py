@@ -94,7 +94,7 @@ def planned_periods(file: CaseFile | None, options: CheckpointOptions) -> Period
 
 
 def periods_text(plan: PeriodPlan) -> str:
-    """Return the periods as people read them."""
+    """Return how often the job fails, and a table of checkpoint periods with their length and the wasted shares."""
     cells = [
         [
             str(row["method"]),

@@ -164,7 +164,11 @@ def _cell(value: Estimate) -> str:
 
 
 def _consequence_text(outcome: TraceConsequence, of: str) -> str:
-    """Return a table of goodput by strategy, by the closed form and simulated with the trace, and the verdict."""
+    """Return a table of goodput by strategy, by the closed form and simulated with the trace, and the verdict.
+
+    Args:
+        of: names the cluster, for the text.
+    """
     failures = outcome.case.failures
     headers = ["strategy", "R/zone", "closed form", *(reality.name for reality in outcome.realities)]
     rows = [

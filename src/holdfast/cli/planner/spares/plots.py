@@ -33,7 +33,11 @@ def _figure(title: str, width: float, height: float, rows: int = 1, columns: int
 
 
 def _save(figure: Any, directory: Path, name: str) -> Path:
-    """Write a figure into a PNG of the folder, which is made if missing; close the figure, and return the path."""
+    """Write a figure into a PNG of the folder, which is made if missing; close the figure, and return the path.
+
+    Raises:
+        BadInputError: the file cannot be written.
+    """
     from matplotlib import pyplot
 
     path = directory / name
@@ -55,7 +59,7 @@ def _color(index: int) -> Any:
 
 
 def plot_losses(case: SparingCase, evaluation: Evaluation, directory: Path) -> Path:
-    """Draw where each strategy's GPU time goes."""
+    """Draw where each strategy's GPU time goes. Return the path of the PNG in the folder."""
     figure, axes = _figure("Use of the GPU time, by strategy", 10, 2.1 + 0.55 * len(evaluation.strategies))
     names = [outcome.strategy.label for outcome in evaluation.strategies]
     parts = [losses(case, outcome) for outcome in evaluation.strategies]
@@ -75,7 +79,10 @@ def plot_losses(case: SparingCase, evaluation: Evaluation, directory: Path) -> P
 
 
 def plot_spare_blocks(case: SparingCase, evaluation: Evaluation, directory: Path) -> Path:
-    """Draw goodput over the share of spare blocks, without placement, and mark the chosen counts."""
+    """Draw goodput over the share of spare blocks, without placement, and mark the chosen counts.
+
+    Return the path of the PNG in the folder.
+    """
     figure, axes = _figure("Goodput by the share of spare blocks, for each strategy", 9, 5.8)
     chosen = max(int(outcome.spare_blocks) / outcome.blocks for outcome in evaluation.strategies)
     shown = min(1.0, max(0.04, 2.0 * chosen))
@@ -97,7 +104,10 @@ def _with_spares(case: SparingCase, strategy: SparingStrategy, spare_blocks: int
 
 
 def plot_maps(maps: list[SensitivityMap], case: SparingCase, directory: Path) -> Path:
-    """Draw the four maps of the MTBF-MTTR plane, one color per strategy, with boundaries and labels."""
+    """Draw the four maps of the MTBF-MTTR plane, one color per strategy, with boundaries and labels.
+
+    A star marks this cluster, if it lies in the map. Return the path of the PNG in the folder.
+    """
     figure, axes = _figure("The best strategy by how often a tray fails, and how long its repair takes", 12, 9.8, 2, 2)
     for panel, one in zip(axes.flat, maps, strict=True):
         _draw_map(panel, one)
@@ -155,7 +165,7 @@ def _draw_map(panel: Any, one: SensitivityMap) -> None:
 
 
 def _middle(region: np.ndarray[Any, Any]) -> tuple[int, int]:
-    """Return the point of a region that is farthest from its edge, for a label."""
+    """Return row and column of the point in a region (a mask) that is farthest from its edge, for a label."""
     from scipy import ndimage  # pyright: ignore[reportMissingTypeStubs]
 
     untyped: Any = ndimage
@@ -165,7 +175,10 @@ def _middle(region: np.ndarray[Any, Any]) -> tuple[int, int]:
 
 
 def plot_fit(trace: FailureTrace, fit: TraceFit, directory: Path) -> Path:
-    """Draw the distributions of gaps and repairs, next to the exponential distribution of the same mean."""
+    """Draw how many gaps and repairs last longer than each time, and the exponential and Weibull fits.
+
+    Return the path of the PNG in the folder.
+    """
     figure, axes = _figure("How long gaps and repairs last in the trace", 11, 4.9, 1, 2)
     for panel, hours, shape, title in (
         (axes[0], trace.gap_hours, fit.gaps, "gaps between failures of the fleet"),

@@ -27,7 +27,7 @@ LOSS_WORDS = {
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Lay out text in columns, the first to the left, the others to the right."""
+    """Return texts in columns below their headers, the first to the left, the others to the right."""
     widths = [max(len(line[i]) for line in [headers, *rows]) for i in range(len(headers))]
     lines = [headers, ["-" * width for width in widths], *rows]
     return "\n".join(_line(line, widths) for line in lines)
@@ -94,7 +94,10 @@ def evaluation_json(case: SparingCase, evaluation: Evaluation) -> dict[str, Any]
 
 
 def evaluation_text(case: SparingCase, evaluation: Evaluation) -> str:
-    """Return the table and the recommendation in words."""
+    """Return a table of the strategies, why some have no goodput, and the recommendation.
+
+    If no strategy has any goodput, that is said instead of the recommendation.
+    """
     rows = [_evaluation_row(case, outcome) for outcome in evaluation.strategies]
     headers = ["block/working", "R/zone", "inter", "intra", "stranded", "CETT", "hardware", "model", "goodput"]
     notes = [
@@ -146,7 +149,7 @@ def _recommendation(case: SparingCase, evaluation: Evaluation, best: StrategyGoo
 
 
 def _loss_words(case: SparingCase, best: StrategyGoodput, lost: Losses) -> list[str]:
-    """Return how the GPU time that does not train is lost, one line for each cause, largest first."""
+    """Return how the GPU time that does not train is lost: a heading, then one line for each cause, largest first."""
     lines = [f"Where the other {percent(1.0 - float(best.cett))} of the GPU time:"]
     for name, share in sorted(lost.items(), key=lambda item: -float(item[1])):
         gpus = float(share) * case.cluster.gpus

@@ -66,7 +66,7 @@ def _standby_case(file: CaseFile, down_with: float | None, down_without: float |
     """Return the case for planning standbys. Options replace the file's down times (seconds).
 
     Raises:
-        BadInputError: a down time is missing, or the nodes do not make up the cluster.
+        BadInputError: a down time is missing, or the nodes do not make up the cluster or are too many.
     """
     section, cluster, failures = file.standbys, file.case.cluster, file.case.failures
     node_gpus, mtbf = node_of(cluster, failures, section)

@@ -204,7 +204,11 @@ _NEEDED = {"cluster": CLUSTER, "failures": FAILURES, "checkpoint": CHECKPOINT, "
 
 
 def _check_section(name: str) -> None:
-    """Refuse a name that is not a section; a key above all sections is named with its section."""
+    """Check that a top-level name of the file is a section.
+
+    Raises:
+        BadInputError: it is not; for a key of a section, the message names the section.
+    """
     if name not in SECTIONS:
         for section, keys in _NEEDED.items():
             if name in keys:

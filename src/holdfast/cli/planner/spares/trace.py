@@ -127,7 +127,11 @@ def read_trace(
 
 
 def _mapped(columns: Sequence[str]) -> dict[str, str]:
-    """Return the columns of `--map`, by key."""
+    """Return the columns of `--map`, by key.
+
+    Raises:
+        BadInputError: one is not KEY=COLUMN with a known key, or a key is given twice.
+    """
     found: dict[str, str] = {}
     for given in columns:
         key, equals, column = given.partition("=")
@@ -191,7 +195,11 @@ def _rack_codes(failures: _Failures, names: Sequence[str]) -> IntArray:
 
 
 def _read(path: Path, system: int | None, mapped: dict[str, str]) -> _Failures:
-    """Read a CSV file, unpacked if it ends in .gz. Raises `BadInputError`, also if it is not text."""
+    """Return the failures in a CSV file, which is unpacked if it ends in .gz.
+
+    Raises:
+        BadInputError: the file cannot be read, is not text or CSV, or breaks a rule of traces.
+    """
     try:
         with open_given(path) as file:
             raw = file.read()
@@ -232,7 +240,11 @@ def _failures(rows: csv.DictReader[str], system: int | None, mapped: dict[str, s
 
 
 def _full_rows(rows: csv.DictReader[str]) -> Iterator[Row]:
-    """Yield the rows, each of which must have as many cells as the header."""
+    """Yield the rows.
+
+    Raises:
+        BadInputError: a row has fewer or more cells than the header.
+    """
     columns = len(rows.fieldnames or ())
     for row in rows:
         cells = sum(cell is not None for cell in row.values())  # Surplus cells come as a list, under None.
@@ -243,7 +255,15 @@ def _full_rows(rows: csv.DictReader[str]) -> Iterator[Row]:
 
 
 def _read_outages(rows: csv.DictReader[str], names: Mapping[str, str]) -> _Failures:
-    """Read one failure per line, with its start, end (may be empty), node, and optional rack and scope."""
+    """Return the failures of a file with one failure per line: start, end (may be empty), node, and optional rack and
+    scope.
+
+    Args:
+        names: the file's column for each of these keys.
+
+    Raises:
+        BadInputError: a cell cannot be used, or a node is in two racks.
+    """
     failures = _Failures()
     for row in _full_rows(rows):
         node, open_ = row[names["node"]], not row[names["end"]].strip()
@@ -266,7 +286,11 @@ def _read_outages(rows: csv.DictReader[str], names: Mapping[str, str]) -> _Failu
 
 
 def _read_add_remove_events(rows: csv.DictReader[str]) -> _Failures:
-    """Read "add" and "remove" events in order of time: a failure lasts from remove to the next add of a node."""
+    """Return the failures in "add" and "remove" events: each lasts from a node's removal to its next add.
+
+    Raises:
+        BadInputError: the events are not in order of time, or one does not change the node's state.
+    """
     failures = _Failures()
     down: dict[str, int] = {}
     up: set[str] = set()
@@ -317,7 +341,11 @@ def _read_system_log(rows: csv.DictReader[str], system: int | None) -> _Failures
 
 
 def _time(rows: csv.DictReader[str], row: Row, key: str) -> float:
-    """Return a time of a cell: a number of seconds, or an ISO date as unix seconds."""
+    """Return a time of a cell: a number of seconds, or an ISO date as unix seconds.
+
+    Raises:
+        BadInputError: it is neither; the message has the line.
+    """
     try:
         return _value(rows, row, key)
     except BadInputError as error:
