@@ -139,6 +139,26 @@ def test_one_that_a_newer_one_has_overtaken_counts_for_no_later_coordinator() ->
     assert [plain(name) for name in job.machine.record.superseded] == ["one"]
 
 
+def test_one_that_an_earlier_coordinator_had_sealed_does_not_count_after_it_was_dropped() -> None:
+    """A simulation (41123026888) found this: the second coordinator did not know that n2 had sealed it."""
+    job = Job(nodes=3).start(saves=True)
+    job.step(1)
+    for part in (2, 0, 1):
+        job.say(written(f"n{part}", 1, "whole", part=part, parts=3))
+    assert list(job.orders(msg.AcceptCheckpoint)) == [w("n2")]
+    job.boot(takeover=True)
+    entered = [(attach(w(node)), msg.Entered(worker=w(node), generation=1, applied=1)) for node in ("n0", "n1")]
+    job.connect(hello("n0", kept=(*entered[0], written("n0", 1, "whole", part=0, parts=3))))
+    job.connect(hello("n1", kept=entered[1]))
+    job.say(msg.Finished(worker=w("n1"), generation=1, step=1))
+    assert list(job.orders(msg.PruneCheckpoints)) == [w("n0")], "n1 has ended without a report of its part"
+    job.boot(takeover=True)
+    late = (attach(w("n2")), msg.Entered(worker=w("n2"), generation=1, applied=1), kept("n2", 1, "whole"))
+    job.connect(hello("n2", kept=late))
+    assert job.said(ev.CheckpointSaved) == []
+    assert names(job) == []
+
+
 @pytest.mark.parametrize("generation", [1, 2])
 def test_one_that_a_later_generation_may_have_removed_does_not_count(generation: int) -> None:
     """n1 seals step 1 while n0 seals step 2. n0 then removes unsealed checkpoints of earlier generations."""

@@ -343,10 +343,11 @@ class CheckpointBook:
 
         If it may have been sealed, the record remembers that it does not count.
         """
-        one = self._open.pop(name, None)
-        # A later coordinator, which does not know of this, may still receive the report that it was sealed.
-        if one is not None and one.sealer:
-            self._transaction.change(superseded=(*self._transaction.record.superseded, name.folder)[-MAX_PRUNED:])
+        one, record = self._open.pop(name, None), self._transaction.record
+        # A node may have sealed it, by our order or an earlier coordinator's. A later coordinator, which does not know
+        # that it was dropped, may receive the node's report.
+        if (one is not None and one.complete) or name.term != record.term:
+            self._transaction.change(superseded=(*record.superseded, name.folder)[-MAX_PRUNED:])
         self._void = [*self._void, name.folder][-4 * _OPEN :]
         self._prune([*nodes, *(one.nodes if one is not None else ())], (name.folder,))
 
