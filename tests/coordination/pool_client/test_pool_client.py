@@ -123,6 +123,22 @@ def test_only_who_comes_by_a_grant_that_is_held_is_let_in() -> None:
     assert job.held.grants["n0"].came
 
 
+def test_a_member_is_lost_once_its_node_has_another_grant() -> None:
+    """Its agent has ended the processes of the first grant. A simulation (35619583934) found this."""
+    job = pooled().train("n0", "n1")
+    job.grants(leaving=(2,), n0=1, n1=2)
+    assert [one.node for one in job.machine.record.leaving] == ["n1"]
+    job.grants(n0=1, n1=3)
+    assert not job.machine.record.leaving, "the recall was of the first grant"
+    assert [event.node for event in job.said(ev.FailureDetected)] == ["n1"]
+    job.report("n0", 0)
+    assert job.machine.record.plan is not None
+    assert job.machine.record.plan.workers == (w("n0"),)
+    assert job.held.numbers == {1, 3}, "the node is expected by its new grant"
+    job.join("n1", 3)
+    assert job.machine.members.nodes["n1"].complete
+
+
 def test_who_is_lost_is_given_back_with_the_decision_that_does_without_it_and_not_before() -> None:
     job = pooled().train("n0", "n1")
     job.step(1, "n0", "n1")

@@ -34,6 +34,8 @@ class PlacesTaken:
         self._before: GenerationStarted | None = None
         #: the members of the last generation that will replace draining members -> the draining node
         self._beside: Mapping[str, str] = {}
+        #: the draining members that the last generation goes on without, and without a replacement
+        self._released: set[str] = set()
 
     def called(self, name: str) -> None:
         """Allow a standby that the pool calls to be a member before its NodesJoined event."""
@@ -53,6 +55,7 @@ class PlacesTaken:
             before, self._before = self._before, event
             # A job that is ending does not wait for lost nodes: the present ones save its progress.
             waits = self.waits and event.reason not in ("start", "save")
+            self._released = {one.node for one in record.leaving if one.owed and not one.stays}
             if waits and before is not None and before.seq < event.seq:
                 self._as_many(before, event)
             if event.reason == "replace" and before is not None and before.seq < event.seq:
@@ -83,7 +86,7 @@ class PlacesTaken:
 
     def _as_many(self, before: GenerationStarted, event: GenerationStarted) -> None:
         taken = {whose for name, whose in self._beside.items() if name in event.members}
-        lost = self._lost.intersection(before.members).difference(event.members, self._beside, taken)
+        lost = self._lost.intersection(before.members).difference(event.members, self._beside, taken, self._released)
         if len(self._here.difference(before.members)) < len(lost):
             raise InvariantError(f"the job did not wait for lost nodes: {event}, before {before}, lost {lost}")
 

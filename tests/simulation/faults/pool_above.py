@@ -67,6 +67,9 @@ class PoolAbove:
         self._places = 0
         #: the nodes that joined next to a draining node, until they have left themselves
         self._joined: set[str] = set()
+        #: the last generation seen, and the grants held when it was first seen
+        self._generation = 0
+        self._numbers: frozenset[int] = frozenset()
         self._role_changes = Counter[int]()
         self._gone: set[int] = set()
         for at in cluster.world.plan.recalls:
@@ -272,10 +275,14 @@ class PoolAbove:
     def _nobody_waits_who_trains(self, plan: GenerationPlan, held: Held, record: Record) -> None:
         """Check that no member counts as a standby, unless it joins next to the node that it replaces.
 
-        If such a member must leave itself, it counts as a standby until it has left.
+        If such a member must leave itself, it counts as a standby until it has left. A member whose node was granted
+        again after the plan was made is lost.
         """
+        if plan.generation != self._generation:
+            self._generation, self._numbers = plan.generation, held.numbers
         leaving = {one.node for one in record.leaving}
         self._joined = {one.beside for one in record.leaving} | (self._joined & leaving)
         members = {node_of(worker) for worker in plan.workers} - self._joined
-        if waiting := [node for node in members if node in held.grants and held.grants[node].standby]:
+        standbys = {node for node, grant in held.grants.items() if grant.standby and grant.number in self._numbers}
+        if waiting := sorted(members & standbys):
             raise InvariantError(f"{waiting} are members, but the pool counts them as standbys: {plan}, {held}")

@@ -185,6 +185,13 @@ class Draining:
             self._transaction.change(drained=rest)
         return len(rest) < len(drained)
 
+    def cancel_recall(self, name: str) -> None:
+        """Let a node that was recalled and has not left stay: its pool has granted it again."""
+        leaving = self._transaction.record.leaving
+        kept = tuple(one for one in leaving if one.node != name or not one.closes or one.owed or one.beside)
+        if len(kept) < len(leaving):
+            self._transaction.change(leaving=kept)
+
     def undrain(self, name: str) -> bool:
         """Allow a drained node to join again; return whether it had been drained.
 
@@ -438,6 +445,7 @@ class Draining:
         transaction.change(leaving=tuple(other for other in record.leaving if other.node != one.node))
         self._ledger.without(one.owed)
         for worker in one.owed:
+            self._ledger.forget(worker)  # As a standby it has no state from now on.
             self._interruption.forget(worker)
         if one.stays:
             if one.owed or (node is not None and followed):

@@ -146,11 +146,11 @@ class JobPoolClient:
 
         Note promoted standbys, treat nodes without a grant as lost, and fail a stranded job. A report follows.
         """
-        held = self._held
-        if held is None:
+        before = held = self._held
+        if before is None or held is None:
             return
         if held.standing in ("going", "suspended"):
-            held = apply_shares(held, message.shares, self._transaction.now)
+            held = apply_shares(before, message.shares, self._transaction.now)
             if held.wish == "run" and held.standing == "suspended" and self._ending.over is None:
                 held = set_standing(held, "going")  # Another coordinator than this one has saved the job.
             if held.wish in ("stop", "stop_now") and held.standing == "suspended":
@@ -158,12 +158,11 @@ class JobPoolClient:
             elif held.standing == "suspended":
                 # The pool resumed and stopped it before this coordinator heard of either.
                 held = give_back(held, held.grants)
-            before = self._held
             self._write_held(held)
-            if self._ending.over is None and before is not None:
+            if self._ending.over is None:
                 self._note_promotions(before, held)
         if self._ending.over is None:
-            self._drop_released_nodes(held)
+            self._drop_released_nodes(before, held)
             newest = (message.shares.term, message.shares.version) == (held.term, held.heard)
             if newest and message.shares.stranded and held.standing == "going":
                 self._fail_if_stranded()
@@ -333,14 +332,23 @@ class JobPoolClient:
             self._summary = _HeldSummary.summarize(held)
         return self._summary
 
-    def _drop_released_nodes(self, held: Held) -> None:
-        """Treat nodes without a grant as lost, connected or expected back. Each has reported to the pool that none of
-        the job's processes run there.
+    def _drop_released_nodes(self, before: Held, held: Held) -> None:
+        """Treat nodes as lost whose grant has ended, connected or expected back. Each has reported to the pool that
+        none of the job's processes run there.
+
+        A node that was granted again in the meantime has a grant of another number. If it was recalled before, that no
+        longer holds.
         """
+
+        def is_released(name: str) -> bool:
+            earlier, now = before.grants.get(name), held.grants.get(name)
+            return now is None or (earlier is not None and earlier.number != now.number)
+
         transaction = self._transaction
-        released = [name for name in transaction.members.nodes if name not in held.grants]
-        released += [name for name in self._absences.promised if name not in held.grants]
+        released = [name for name in (*transaction.members.nodes, *self._absences.promised) if is_released(name)]
         self._failures.handle(*(node_lost(name, FailureKind.CONNECTION_LOST, transaction.now) for name in released))
+        for name in held.grants.keys() & released:
+            self._departures.cancel_recall(name)
 
     def _fail_if_stranded(self) -> None:
         """Fail the job, with the newest refusals as the reason, because too few nodes of the pool are usable.
