@@ -93,10 +93,12 @@ class Server:
         return found
 
     def pool(self) -> PoolClient:
-        """Return a client of the pool.
+        """Return a client of the pool at the given address, or else of the only one on this machine.
 
         Raises:
-            BadInputError, UnreachableError: as `entry`; or the address has a job without a pool.
+            BadInputError: several pools run on this machine, the token is missing or invalid, or the address has a job
+                without a pool.
+            UnreachableError: no pool runs on this machine.
         """
         entry = self._pool_entry()
         if entry is None:
@@ -114,12 +116,14 @@ class Server:
         return PoolClient(entry) if entry is not None else None
 
     def find_pool_of_nodes(self) -> PoolClient | None:
-        """Return a client of the pool that has the nodes, or None if a job without a pool has them.
+        """Return a client of the pool that has the nodes, or None if a job without a pool has them, or nothing runs.
 
-        The pool is found by the chosen job, or by the address.
+        The pool is found by the chosen job, or else by the address; without both, this machine's, unless a job without
+        a pool runs here, too.
 
         Raises:
-            BadInputError, UnreachableError: as `entry`.
+            BadInputError: several pools run on this machine, or the token is missing or invalid.
+            UnreachableError: the pool does not have the chosen job, or does not answer.
         """
         if self.job:
             return self.find_pool_of_job()
@@ -178,7 +182,8 @@ class Server:
         """Return a client of the job's coordinator. If only an address is known, ask it for the job's name.
 
         Raises:
-            BadInputError, UnreachableError: as `entry`; or another job runs at the address.
+            BadInputError: several jobs match, the token is not known, or a pool is there and no job of it is named.
+            UnreachableError: no job matches, or another job runs at the address.
         """
         entry = self.entry()
         client = CoordinatorClient(entry)

@@ -51,7 +51,7 @@ def copy_example(
 ) -> None:
     """Copy an example into a folder. The modules that it imports and the same script without holdfast are copied, too.
 
-    Existing files are not overwritten.
+    Existing files are not overwritten: if one of them differs, nothing is copied.
     """
     source = example_file(name)
     files = [source, *imported_files(source)]

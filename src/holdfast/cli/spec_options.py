@@ -210,7 +210,10 @@ def collect_job(
 
 
 def without_effect(given: Mapping[str, Given], spec: JobSpec) -> Iterator[str]:
-    """Yield a warning for each given setting that has no effect without another one, which is not given."""
+    """Yield a warning for each given setting that has no effect without another one, which is not given.
+
+    These are how often to save without --checkpoint-dir, and recovery by standbys without standbys.
+    """
     for key in ("checkpoint.every", "checkpoint.rate"):
         if key in given and not spec.checkpoint.dir:
             yield f"{given[key].name} has no effect: give --checkpoint-dir, too"

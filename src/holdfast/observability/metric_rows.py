@@ -220,8 +220,10 @@ class _Row(msgspec.Struct):
 def json_lines(path: Path) -> LineFile:
     """Return a file of one JSON object per step: `step`, `time`, `loss`, `grad_norm`, `samples`, and `metrics` by name.
 
+    An existing file is continued.
+
     Raises:
-        BadInputError: as `LineFile`.
+        BadInputError: the file cannot be written, or has another format.
     """
 
     def line(event: StepCommitted) -> bytes:
@@ -239,10 +241,10 @@ def json_lines(path: Path) -> LineFile:
 def csv_file(path: Path) -> LineFile:
     """Return a CSV file with one line for each value of a step: step, time, name, value.
 
-    A value that is not finite is left empty.
+    A value that is not finite is left empty. An existing file is continued.
 
     Raises:
-        BadInputError: as `LineFile`.
+        BadInputError: the file cannot be written, or has another format.
     """
 
     def line(row: tuple[object, ...]) -> str:

@@ -57,7 +57,8 @@ def read_job_events(file: Path | None, server: Server, after: int = 0, *, follow
     warning.
 
     Raises:
-        BadInputError: the file is not an events file. BadInputError, UnreachableError: as `Server.client`.
+        BadInputError: the file is not an events file, or it is not clear which job is meant.
+        UnreachableError: no job matches, or its coordinator does not answer.
     """
     if file is not None:
         yield from (event for event in read_events(file, lambda said: warn(f"holdfast: {said}")) if event.seq > after)

@@ -107,7 +107,7 @@ def _describe_waiting(event: ev.JobWaiting) -> str:
 
 
 def _describe_all_joined(event: ev.NodesJoined) -> str:
-    """Name the nodes that joined, or the first of many."""
+    """Return the nodes that joined, each with its workers and clock; of many, only their number and the first names."""
     nodes = event.nodes
     if len(nodes) <= _NAMED_AT_MOST:
         return "; ".join(map(_describe_joined, nodes))
@@ -386,7 +386,7 @@ class PlainProgress:
         self._print_line(describe_with_time(event))
 
     def _count(self, event: StepCommitted, every_s: float) -> None:
-        """Print a line of progress if the last one is at least `every_s` old by the job's clock.
+        """Print a line of progress, unless the last one was less than `every_s` before this step by the job's clock.
 
         It has the step, loss, rate, nodes and time left. A new line starts a new rate.
         """

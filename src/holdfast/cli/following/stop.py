@@ -92,7 +92,11 @@ def checkpoint(
     *,
     server: Server,
 ) -> None:
-    """Save the job after this step; it continues."""
+    """Save the job after this step; it continues.
+
+    Without --no-wait it waits until a later step than the present one is saved. If the job ends first, the exit code is
+    1.
+    """
     with server.client() as client:
         status = client.status()
         client.checkpoint()

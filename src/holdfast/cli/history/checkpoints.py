@@ -171,11 +171,9 @@ def _choose_checkpoint(storage: Storage, directory: str, step: int | None) -> Ch
 
 
 def _describe(storage: Storage, name: CheckpointName, complete: bool) -> dict[str, Any]:
-    """Return what is printed of a checkpoint: name, size, parts.
+    """Return the entry of a checkpoint in the list: name, step, size and parts. Only its manifest is read.
 
-    `counts` is False, with a reason, if it is unfinished or damaged.
-
-    Only its manifest is read.
+    `counts` is False, with a reason, if it is unfinished (not `complete`) or damaged.
     """
     row: dict[str, Any] = {
         "name": name.folder,

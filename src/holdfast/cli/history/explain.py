@@ -93,7 +93,10 @@ def explain_command(
 
 
 def _explain_pooled(job: dict[str, Any], *, as_json: bool) -> None:
-    """Print why a job of a pool has no nodes, how it could start, the pool's reserve, and unfit nodes."""
+    """Print why a job of a pool has no nodes, how it could start, the pool's reserve, and unfit nodes.
+
+    With `as_json`, print the pool's answer `job` only.
+    """
     if as_json:
         print_json(job)
         return
@@ -105,7 +108,7 @@ def _explain_pooled(job: dict[str, Any], *, as_json: bool) -> None:
 
 
 def _print_reserve(job: Mapping[str, Any]) -> None:
-    """Print how many nodes the pool keeps in reserve, if it chooses that number itself."""
+    """Print how many nodes the pool keeps in reserve and why, if it chooses that number itself; else nothing."""
     reserve = dict(job.get("reserve") or {})
     if reserve.get("why"):
         print_line(on_one_line(f"reserve of the pool: {reserve['nodes']}, {reserve['why']}"))
@@ -148,7 +151,7 @@ def _parse_arguments(what: str | None, file: str | None) -> tuple[int | None, Pa
 def _find_kept_journal(server: Server) -> Path | None:
     """Return the kept journal of the job that ended last on this machine, and say so on stderr.
 
-    None if an address is given, a matching job runs, or no journal was kept.
+    With -j, it is the last run of that job. None if an address is given, a matching job runs, or no journal was kept.
     """
     if server.address is not None:
         return None

@@ -43,7 +43,10 @@ def plot_memory(events: Sequence[ReadEvent], path: Path) -> None:
 
 
 def newest_change(events: Sequence[ReadEvent]) -> MemorySampled | None:
-    """Return the newest memory samples, of a move to another node if there was one; None without samples."""
+    """Return the newest memory samples of a change of the members; None without samples.
+
+    If samples of a move to another node exist, only these are considered.
+    """
     sampled = [event for event in events if isinstance(event, MemorySampled)]
     moves = [event for event in sampled if {"leaver", "joiner"} <= {node.role for node in event.nodes}]
     return max(moves or sampled, key=lambda event: event.time, default=None)

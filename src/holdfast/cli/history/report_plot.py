@@ -127,7 +127,7 @@ def _draw_throughput(axes: Any, stretches: Sequence[Sequence[StepCommitted]], st
 
 
 def _draw_nodes(axes: Any, events: Sequence[ReadEvent], start: float, end: float) -> None:
-    """Draw how many nodes train, from each generation to the next."""
+    """Draw how many nodes train, from each generation to the next, with a gap after each end of the job."""
     from matplotlib.ticker import MaxNLocator
 
     seconds: list[float] = []

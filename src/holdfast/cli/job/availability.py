@@ -154,10 +154,10 @@ def _outcome(code: int, *, over: bool) -> str:
 
 
 def read_window(trace: Path, begin: str | None, until: str | None) -> Window:
-    """Read the part of a trace that the job runs through.
+    """Return the part of a trace that the job runs through.
 
     Args:
-        begin, until: times of the trace, such as 1900 or 2h; None for all of it.
+        begin, until: times of the trace, such as 1900 or 2h; None for its start and its end.
 
     Raises:
         BadInputError: the file cannot be read, a line breaks a rule, or the part starts without nodes.

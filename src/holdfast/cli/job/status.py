@@ -61,7 +61,10 @@ def status(
 
 
 def _print_pooled(job: Answer, *, as_json: bool) -> None:
-    """Print the state of a pool's job that has no nodes or has ended; if it failed, how to read its output."""
+    """Print the state and reason of a pool's job that has no nodes or has ended; if it failed, how to read its output.
+
+    With `as_json`, print the pool's answer `job` only.
+    """
     if as_json:
         print_json(job)
         return
@@ -124,7 +127,10 @@ def _summary(answer: Answer) -> Iterator[str]:
 
 
 def saving(answer: Answer) -> Iterator[str]:
-    """Yield which snapshot is in the nodes' memory, and how often checkpoints are saved and why."""
+    """Yield which snapshot is in the nodes' memory, and how often checkpoints are saved and why.
+
+    Nothing is yielded about a snapshot or checkpoints if `answer` has none.
+    """
     if held := answer.get("snapshot"):
         yield f"snapshot of step {held['step']} in memory, with {held['copies']} or more copies of each part"
     known: Answer | None = answer.get("saving")

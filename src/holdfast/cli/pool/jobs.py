@@ -139,7 +139,10 @@ def suspend(
     *,
     server: Server,
 ) -> None:
-    """Save a job of a pool, and free its nodes."""
+    """Save a job of a pool, and free its nodes.
+
+    The job is named with -j. Without --no-wait it waits until the nodes are free. It prints the job's state.
+    """
     name = _named_job(server)
     with server.pool() as client:
         client.suspend(name, force=force)
@@ -147,7 +150,10 @@ def suspend(
 
 
 def resume(as_json: AsJson = False, *, server: Server) -> None:
-    """Continue a suspended job of a pool."""
+    """Continue a suspended job of a pool.
+
+    The job is named with -j. It prints the job's state, and does not wait until it trains.
+    """
     name = _named_job(server)
     with server.pool() as client:
         client.resume(name)

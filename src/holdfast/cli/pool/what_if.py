@@ -56,7 +56,11 @@ def _parse_lost_node(node: str) -> dict[str, object]:
 
 
 def _parse_added_nodes(nodes: str) -> dict[str, object]:
-    """Return the request to add this many nodes. Raises `BadInputError` if it is not a number in range."""
+    """Return the request to add this many nodes.
+
+    Raises:
+        BadInputError: it is not a number from 1 to `_MOST_ADDED`.
+    """
     if not nodes.isdecimal() or not 1 <= int(nodes) <= _MOST_ADDED:
         raise BadInputError(f"{nodes!r} is not a number of nodes to add: give 1 to {_MOST_ADDED}")
     return {"add": int(nodes)}

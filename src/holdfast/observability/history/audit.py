@@ -401,7 +401,7 @@ def audit_events(events: Iterable[ReadEvent]) -> AuditResult:
 
 
 def audit_lines(lines: Iterable[bytes]) -> AuditResult:
-    """Audit the lines of a journal file."""
+    """Audit the lines of a journal file. A line that is not an event, or is incomplete, is a finding."""
     audit = Audit()
     for line in lines:
         audit.check_line(line)

@@ -65,6 +65,8 @@ class PolicyFigures:
 def compare(windows: FloatArray, shape: EngineShape) -> list[PolicyFigures]:
     """Return the figures of each policy on loads `(T, L, E)`. If there is only one window, it counts as the next, too.
 
+    More than `_MOST_WINDOWS` windows are merged first.
+
     Raises:
         BadInputError: the slots or groups do not fit.
     """

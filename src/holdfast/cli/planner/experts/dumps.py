@@ -60,9 +60,10 @@ SUFFIXES = (".pt", ".pth", ".safetensors", ".npy")
 
 
 def read_dump(path: Path) -> _Table:
-    """Return loads `(windows, L, E)` from a file that an engine wrote.
+    """Return loads `(windows, L, E)` from a file that an engine wrote. A table without windows becomes one window.
 
-    Raises `BadInputError` for files that hold none, or more than one table that could be meant.
+    Raises:
+        BadInputError: the file cannot be read, or holds no table of loads, or several of which each could be meant.
     """
     try:
         with open_given(path) as file:

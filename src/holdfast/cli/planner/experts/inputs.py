@@ -184,7 +184,11 @@ def _text(option: str, path: Path) -> str:
 
 
 def _json(option: str, path: Path) -> Any:
-    """Read a JSON file. Raises `BadInputError` that names the line or the option."""
+    """Return the content of a JSON file.
+
+    Raises:
+        BadInputError: the file cannot be read or is not JSON; the message names the line or the option.
+    """
     try:
         return json.loads(_text(option, path))
     except json.JSONDecodeError as error:

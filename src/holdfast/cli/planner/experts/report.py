@@ -156,7 +156,10 @@ def _front(front: list[Option], weights: FloatArray) -> list[str]:
 
 
 def _table(curves: dict[str, RecoveryCurve]) -> list[str]:
-    """Return the probabilities of survival side by side, one row per number of lost nodes, until all are 0."""
+    """Return a table of the probabilities of survival, with one row per number of lost nodes, until all are 0.
+
+    A note follows if a curve is not exact.
+    """
     rows = ["  lost  " + "  ".join(f"{name:>8}" for name in curves)]
     longest = max(int(np.flatnonzero(curve.probability)[-1]) for curve in curves.values())
     for lost in range(1, min(longest + 2, next(iter(curves.values())).probability.size)):

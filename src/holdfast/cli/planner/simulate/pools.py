@@ -85,10 +85,10 @@ def read_trace_of(name: str, nodes: int | None, hours: float | None, seed: int) 
 
 
 def read_tasks(files: Sequence[Path], nodes: int) -> list[FleetTask]:
-    """Return the jobs of job.toml files, or without any the jobs of Unicron's Table 3, case 5.
+    """Return the jobs of job.toml files, or without any the jobs of Unicron's Table 3, case 5, on a cluster of `nodes`.
 
     Raises:
-        BadInputError: a file lacks what is needed to compute the achieved FLOP, or there are too few nodes.
+        BadInputError: a file lacks what is needed to compute the achieved FLOP, or there are too few nodes for Table 3.
     """
     if not files:
         return make_table_3_jobs(5, nodes)
@@ -172,7 +172,10 @@ _HEADERS = ["policy", "accumulated WAF", "share", "of the first's", "stopped", "
 
 
 def _row(name: str, lived: PoolResult, most: float, first: PoolResult) -> list[str]:
-    """Return the table's cells for a system: WAF, its share of `most`, WAF relative to the first system, and stops."""
+    """Return the table's cells for a system: its name, WAF, share of `most`, and WAF relative to the first system.
+
+    Then how long jobs were stopped with enough nodes, how long for lack of nodes, and how many failures struck them.
+    """
     beside = f"{lived.total / first.total:.4f}" if first.total else "-"
     stopped, short = (duration(sum(times.values()) / 3600) for times in (lived.stopped_s, lived.short_s))
     return [name, f"{lived.total:.4g}", percent(lived.total / most, 2), beside, stopped, short, f"{lived.hits:,}"]

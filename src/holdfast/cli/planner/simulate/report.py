@@ -44,7 +44,7 @@ def show_forecast(case: FleetCase, settings: SimulationSettings, *, as_json: boo
 
 
 def show_scale(case: FleetCase, *, as_json: bool) -> None:
-    """Print how long a recovery takes in jobs of several sizes."""
+    """Print how long a recovery takes after one node fails, in jobs of several sizes: a table, or JSON."""
     rows = make_scale_rows(case)
     if as_json:
         print_json({"rows": [_row_json(row) for row in rows], **_model(case)})

@@ -20,7 +20,7 @@ from holdfast.planning.special import FloatArray
 
 
 def _figure(title: str, width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:
-    """Return a new figure (size in inches) and its axes."""
+    """Return a new figure (size in inches), and its axes: one, or an array of several rows or columns."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -317,7 +317,10 @@ def _read_add_remove_events(rows: csv.DictReader[str]) -> _Failures:
 
 
 def _read_system_log(rows: csv.DictReader[str], system: int | None) -> _Failures:
-    """Read one failure per line with the columns of `start_s_since_1996`, of the chosen system or the only one.
+    """Return the failures of one system in a file with one failure per line and the column `start_s_since_1996`.
+
+    Args:
+        system: the chosen one; None for the only one in the file.
 
     Raises:
         BadInputError: there are several systems and none is chosen, or the chosen one does not occur.
