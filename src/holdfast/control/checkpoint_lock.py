@@ -226,7 +226,7 @@ class CheckpointLock:
 def locked_directory(
     directory: str, owner: LockOwner, say: Callable[[str], None], *, running: bool = False
 ) -> Generator[LockOwner | None]:
-    """Hold the lock of a checkpoint directory, "" for none; yield the owner of a stale one that was replaced.
+    """Hold the lock of a checkpoint directory, "" for none. Yield the owner of a stale lock that was replaced, or None.
 
     Args:
         running: whether the job trains already. If so, problems with the lock are only printed.

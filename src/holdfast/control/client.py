@@ -115,10 +115,15 @@ class ServerClient:
         self._http.close()
 
     def _request(self, method: str, path: str, body: object = None, *, wait_s: float = 0.0) -> httpx.Response:
-        """Send a request, with `body` as JSON, and return the answer if it is a success. Else raise, as the class says.
+        """Send a request, with `body` as JSON (None: without a body), and return the answer if it is a success.
 
         Args:
             wait_s: seconds that the server may take longer than usual, because it waits for news.
+
+        Raises:
+            UntrustedError: the server cannot prove its identity over TLS.
+            SilentError: no server answers.
+            UnreachableError, RefusedError, BadInputError: the server refuses, with 404, with 409 or 503, or otherwise.
         """
         content = None if body is None else msgspec.json.encode(body)
         try:
@@ -228,7 +233,7 @@ class CoordinatorClient(ServerClient):
             after: number of an event.
             follow: whether to wait for later events until the job ends.
             patience_s: while following, seconds without a coordinator after which UnreachableError is raised. Shorter
-                absences, such as restarts, are survived.
+                absences, such as restarts, are survived. Without `follow` it is raised at once.
         """
         lost_at: float | None = None
         while True:
@@ -265,7 +270,7 @@ def check_url(what: str, url: str) -> None:
 
 
 def _is_url(text: str) -> bool:
-    """Return whether a text matches `_URL`, with a valid port."""
+    """Return whether a text is the http(s) URL of a server, with a port, and no path except that of a pool's job."""
     try:
         return _URL.fullmatch(text) is not None and (httpx.URL(text).port or 0) <= _MOST_PORT
     except httpx.InvalidURL:

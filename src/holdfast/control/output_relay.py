@@ -118,10 +118,11 @@ class OutputRelay:
     def open(self, worker: str) -> tuple[str, str]:
         """Create the pipes of a process that is about to start, and return their paths for stdout and stderr.
 
-        The thread reads them from now on. The worker's log is opened as well, if logs are wanted.
+        The thread reads them from now on. The worker's log is opened as well, if logs are wanted; a log that cannot be
+        opened is only reported.
 
         Raises:
-            OSError: they cannot be created.
+            OSError: the pipes cannot be created.
         """
         printer = _WorkerOutput(worker, self._open_log(worker) if self._log_folder else None)
         out, err = (self._open_pipe(printer, number) for number in (1, 2))
@@ -221,9 +222,10 @@ class OutputRelay:
             self._finish_if_ended(printer)
 
     def _read(self, pipe: _Pipe) -> None:
-        """Read from a pipe. Write the complete lines to the log, and print them, keep them or drop them (`which`).
+        """Read from a pipe, and write the complete lines to the log of its process, if any.
 
-        At the end of the stream, close and remove the pipe.
+        Also print them if `which` is "all", or if it is "rank0" and the process has rank 0. Keep them for later if it
+        is "failed", or rank 0 is not known yet; else drop them. At the end of the stream, close and remove the pipe.
         """
         printer = pipe.printer
         data = os.read(pipe.source, _CHUNK)

@@ -57,6 +57,9 @@ def serve(requests: socket.socket) -> ZygoteResources | None:
 
     Return None when the socket is closed, or after the answer `CHANGED` if an imported file has changed. In a forked
     zygote, return its resources.
+
+    Raises:
+        SystemExit: the system cannot create another process.
     """
     loaded = ImportedFiles()
     with contextlib.suppress(ConnectionError):  # the requester has ended
@@ -91,7 +94,8 @@ def _become_zygote(listener: int, lifeline: int) -> ZygoteResources:
 
 
 def _reseed() -> None:
-    """Seed the random generators again, as in a new process. Otherwise all jobs would draw the same numbers.
+    """Seed the generators of torch and NumPy again, if they are imported. Otherwise all jobs would draw the same
+    numbers.
 
     The module `random` does that itself in each forked process.
     """
@@ -150,7 +154,10 @@ def _fork_twice() -> bool:
 
 
 def _path_files() -> dict[str, tuple[int, int, int] | None]:
-    """Return the state of the .pth files, which Python reads only at its start. They can add folders with modules."""
+    """Return the state of the .pth files on `sys.path`, by path, as `_fingerprint` returns it.
+
+    Python reads them only at its start, and they can add folders with modules.
+    """
     found = dict[str, tuple[int, int, int] | None]()
     for folder in sys.path:
         with contextlib.suppress(OSError):

@@ -59,7 +59,7 @@ def _at_parents_end(number: int) -> None:
 
 
 def ending_signals() -> dict[signal.Signals, int]:
-    """Return the signals that end this process in good order, with the exit code of each.
+    """Return the signals that end this process in good order (SIGINT, SIGTERM, SIGHUP), with the exit code of each.
 
     SIGHUP is not one of them if it was inherited as ignored (nohup): the user wants the process to outlive the
     terminal. SIGINT always is: shells start background commands with SIGINT ignored.
@@ -172,7 +172,7 @@ class ProcessHandle:
             signal.pidfd_send_signal(self._fd, number)
 
     async def wait_ended(self) -> None:
-        """Wait until the process has ended. Its parent may not have reaped it yet."""
+        """Wait until the process has ended. Its parent may not have reaped it yet. After `close`, return at once."""
         if self._fd < 0:
             return
         loop = asyncio.get_running_loop()
@@ -246,7 +246,7 @@ class ChildProcess:
         return self.reap()
 
     def reap(self) -> int:
-        """Block until it ends, close its descriptors, and return its exit code (negative for a signal)."""
+        """Block until the child ends, close its descriptors, and return its exit code (negative for a signal)."""
         code = self._process.wait()
         self._handle.close()
         if self._process.stdin is not None:

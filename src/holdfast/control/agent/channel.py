@@ -61,10 +61,11 @@ class PartJoiner:
         self._bytes = self._left = 0
 
     def add(self, message: CoordinatorMessage) -> CoordinatorMessage | None:
-        """Add a received message. Return a message that is complete now, if there is one.
+        """Add a received message. Return a message that is complete now, or None while parts of it are missing.
 
         Raises:
-            PartsError: another message came between two parts, or there are too many parts.
+            PartsError: another message came between two parts, a part is missing, or the parts are too many or too
+                large.
             DecodeError: the joined parts are not a message.
         """
         if not isinstance(message, Part):
@@ -209,7 +210,10 @@ class CoordinatorChannel(asyncio.Protocol):
         self._flush()
 
     def _send_replay(self) -> None:
-        """Send waiting messages and replays while the socket has room, `_REPLAY_BATCH` before other tasks run."""
+        """Send the waiting messages and replays (iterators over messages) in order, while the socket has room.
+
+        After `_REPLAY_BATCH` of them other tasks run, and the rest follows.
+        """
         for _ in range(_REPLAY_BATCH):
             if not self._waiting or self._paused or not self._open:
                 return

@@ -114,7 +114,10 @@ class _Gpu:
         return MAX_XIDS
 
     def read(self) -> GpuFacts:
-        """Return the GPU's present facts. If it cannot be read, they contain the problem instead of values."""
+        """Return the GPU's present facts. If it cannot be read, they contain the problem instead of values.
+
+        A value that the GPU does not report is 0 or "".
+        """
         nvml, xids = self._nvml, tuple(self._xids)
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(self._index)
@@ -169,6 +172,7 @@ def watch_gpus(
 
     Args:
         on_read: Called in the thread, with the facts of all GPUs.
+        load: Returns the driver's library, or None if there is none.
         poll_s: Seconds between two checks.
 
     Returns:

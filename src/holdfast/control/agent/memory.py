@@ -58,9 +58,9 @@ class MemoryRing:
         self._looks.append((now, held))
 
     def samples_since(self, now: float, seconds: float) -> tuple[MemorySample, ...]:
-        """Return the samples of the `seconds` up to `now`, oldest first.
+        """Return the samples of the `seconds` up to `now`, oldest first, with their age in seconds.
 
-        Samples that equal their neighbours are left out. If there are too many, the newest are returned.
+        A sample that equals both its neighbours is left out. At most `MAX_MEMORY_SAMPLES` are returned, the newest.
         """
         looks = [look for look in self._looks if now - look[0] <= seconds]
         last = len(looks) - 1
@@ -94,10 +94,15 @@ def available_bytes(*, proc: Path = _PROC, groups: Path = _CGROUPS) -> int | Non
 
 
 def _cgroup_folders(pid: int, proc: Path, groups: Path) -> list[Path]:
-    """Return the folders with the memory files of a process's control groups, or [] without.
+    """Return the folders that may contain the memory files of a process's control groups, or [] if they are not known.
+
+    For each group of version 2, or with the memory controller of version 1, these are its own folder and the root: in a
+    container, the own folder may not be mounted.
 
     Args:
         pid: of the process; 0 for this one.
+        proc: the mounted /proc.
+        groups: the folder where the control groups are mounted.
     """
     try:
         lines = (proc / (str(pid) if pid else "self") / "cgroup").read_text().splitlines()
@@ -131,7 +136,10 @@ def _read_cgroup_left(folder: Path) -> int | None:
 
 
 def _read_number(file: Path, name: str) -> int | None:
-    """Return the number in the line of a file that begins with `name`, or None if there is none."""
+    """Return the second word of the first line whose first word is `name`, as a number.
+
+    Return None if there is no such line with a number, or the file cannot be read.
+    """
     try:
         lines = file.read_text().splitlines()
     except OSError:

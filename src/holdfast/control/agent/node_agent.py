@@ -308,7 +308,8 @@ class Agent:
     async def _stay_connected(self) -> None:
         """Connect to the coordinator, and reconnect with growing pauses whenever that fails or the connection ends.
 
-        Before the first connection of each session, check whether the node is fit. Training continues meanwhile.
+        Before the first connection of each session, check whether the node is fit; the coordinator gets the result.
+        Training continues meanwhile. Return once the agent ends, or a fault has cut its network.
         """
         settings, machine = self.settings, self.machine
         backoff, looked_at, unfit = _FIRST_BACKOFF_S, "", ""
@@ -551,9 +552,10 @@ class Agent:
 
 
 async def live(settings: AgentSettings, clock: Clock, say: Callable[[str], None]) -> int:
-    """Run an agent until its part in the job has ended, and return its exit code; SIGTERM and SIGHUP give it its grace.
+    """Run an agent until its part in the job has ended, and return its exit code.
 
-    Print why it ended, unless another process does that (`quiet`), or a pool's signal ended it.
+    SIGINT ends it at once, SIGTERM and SIGHUP (unless ignored) after its grace. Print why it ended, unless another
+    process does that (`quiet`), or a pool's signal ended it.
     """
     agent = Agent(settings, clock)
     loop = asyncio.get_running_loop()
@@ -572,6 +574,8 @@ async def live(settings: AgentSettings, clock: Clock, say: Callable[[str], None]
 
 def run_agent(settings: AgentSettings, say: Callable[[str], None]) -> int:
     """Run an agent in this process and return its exit code.
+
+    With `settings.parent`, the kernel kills it when that process ends.
 
     Args:
         say: prints one line for the user.

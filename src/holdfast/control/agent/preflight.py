@@ -51,7 +51,10 @@ class Preflight:
         return await self._try_network() and await self._try_network()
 
     async def _try_network(self) -> str:
-        """Return why the exchange fails (other data comes back, an error, longer than `NETWORK_S`), or ""."""
+        """Send 128 KiB to the node's own address and read them back. Return why that fails, or "".
+
+        It fails if other data comes back, after an OSError, or if it takes longer than `NETWORK_S`.
+        """
         try:
             async with asyncio.timeout(NETWORK_S):
                 return (
@@ -63,7 +66,10 @@ class Preflight:
             return f"network: {self.host} cannot be reached from itself: {error.strerror or error}"
 
     async def _check_program(self) -> str:
-        """Run the site's program. Return how it failed, or that it took longer than `program_s`; else ""."""
+        """Run the site's program. Return how it failed, or that it took longer than `program_s`; "" if it succeeds.
+
+        Return "" also if no program is set.
+        """
         if not self.program:
             return ""
         try:

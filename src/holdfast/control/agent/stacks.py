@@ -42,7 +42,10 @@ class StackReader:
             processes[worker][0].send_signal(STACKS_SIGNAL)
 
     async def read(self) -> dict[str, str]:
-        """Wait up to 0.1 s, and return the stacks by worker. Workers without a timely answer are left out."""
+        """Wait up to 0.1 s, and return the stacks that were requested from the workers, by worker.
+
+        Workers without a timely answer are left out.
+        """
         waiting = dict(self._asked)
         loop, sizes, found = asyncio.get_running_loop(), dict(self._begin), dict[str, str]()
         until = loop.time() + _PATIENCE_S
@@ -105,7 +108,9 @@ class CoreMeter:
         self._waits = CoreWaits()
 
     def add_to(self, reading: Reading, now: float, *, closely: bool) -> Reading:
-        """Return a reading with the seconds for which the main thread was ready to run but had no core.
+        """Return a reading with the total seconds for which the main thread was ready to run but had no core.
+
+        The seconds are 0 if the kernel does not count them.
 
         Args:
             reading: progress of this process.

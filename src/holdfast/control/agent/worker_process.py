@@ -49,9 +49,11 @@ _ONE_GROUP = (
 
 
 def run_script(script: str, module: str = "") -> int:
-    """Run a script as `__main__`, and return the exit code. An exception is reported to the agent, and printed.
+    """Run a script as `__main__`, and return the exit code, as `sys.exit` gives it. No exception passes.
 
-    In a worker, training that holdfast does not control is refused, and a crash in native code prints all stacks.
+    An error is reported to the agent and printed; if all workers find it, only if the agent does not receive it. After
+    an end without error, the state of a loop that was left early is saved. In a worker, training that holdfast does not
+    control is refused, and a crash in native code prints all stacks.
 
     Args:
         script: path of the script.
@@ -99,7 +101,7 @@ def _on_holdfast_error(error: HoldfastError, script: str) -> int:
     """Report an error of holdfast to the agent, and return its exit code.
 
     After bad input no state is kept, and the error is printed only if the agent has not received it, because all
-    workers find the same. Other errors are always printed.
+    workers find the same. Other errors are always printed. Misuse of steps is reported as final: it ends the job.
     """
     bad_input = error.exit_code == EXIT_BAD_INPUT
     kind = FailureKind.PROCESS_EXIT if bad_input else FailureKind.EXCEPTION
@@ -170,9 +172,10 @@ def _drop_outer_frames(trace: TracebackType | None, script: str) -> TracebackTyp
 
 
 def _describe_place(error: BaseException, script: str) -> str:
-    """Return the place of an error in the user's own code, in brackets: the last frame in the script's folder, if any.
+    """Return the place of an error in the user's own code, as in " (train.py, line 12)", or "" if no frame is there.
 
-    Also for an error in a child process, so that all nodes name the same place.
+    It is the last frame in the script's folder (with `script` "", in any folder) outside of packages and holdfast. For
+    an error in a child process, the child's frames count, so that all nodes name the same place.
     """
     folder = os.path.dirname(os.path.abspath(script)) if script else ""
     packages = (f"{os.sep}site-packages{os.sep}", f"{os.sep}holdfast{os.sep}")

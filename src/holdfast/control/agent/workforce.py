@@ -142,7 +142,8 @@ class Workforce:
     def pass_on(self, workers: Sequence[str], order: ToWorkerProcess) -> None:
         """Send an order, or a message of their replica group, to these workers. A worker that is gone is ignored.
 
-        Shared memory is created for a new replica group, and the output relay learns the rank 0 of a plan.
+        For a new replica group (`UnitFormed`), shared memory is created; without memory a refusal is sent instead. The
+        output relay learns the rank 0 of a plan.
         """
         if isinstance(order, UnitFormed):
             order = self._create_proposals(order)
@@ -187,7 +188,10 @@ class Workforce:
         return {worker: account for worker, account in known if account is not None}
 
     def read_memory(self) -> MemoryReading:
-        """Return the memory and the state traffic of the workers, as far as they can be read."""
+        """Return the workers' resident memory, and the state that they have sent and received, in bytes.
+
+        Each is the sum over the workers that can be read.
+        """
         pids = [(place.index, place.pid) for place in self.places if place.pid]
         moved = [self._page.read_moved_bytes(index, pid) for index, pid in pids] if self._page is not None else []
         return MemoryReading(
@@ -424,9 +428,9 @@ class Workforce:
         return f"{self.settings.folder}/{worker.replace('/', '.')}.stacks" if self._page is not None else ""
 
     def _on_exit(self, pid: int, code: int) -> None:
-        """Handle an exit from the zygote. That of a replaced process is ignored.
+        """Handle an exit from the zygote. That of a replaced or unknown process is ignored.
 
-        An unknown process may just have been forked, so its exit is kept until its start is known.
+        While a process is being forked, an unknown exit may be its own, so it is kept until the start is known.
         """
         if pid in self._given_up:
             self._given_up.discard(pid)
@@ -453,7 +457,7 @@ class Workforce:
         """Report the end of a worker to the owner, and empty its slot. Ignored if it runs or was reported.
 
         If another worker of its replica group ended first, that end is reported before this one. The report waits while
-        that is not known.
+        that is not known. While the agent closes, nothing is reported.
         """
         if place.worker == worker and place.exit_code is not None:
             if (first := find_first_to_end(self.places, place)) is not place:

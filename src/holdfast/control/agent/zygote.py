@@ -137,8 +137,9 @@ class Zygote:
     def _fork(self, requester: _Requester, fork: Fork) -> bool:
         """Fork a process for a request, and send its pid, or why there is none, to the requester.
 
-        Return True in the child, which has the requester's stdout and stderr, and nothing of the zygote's. A child that
-        runs a module ends with the zygote.
+        Return True in the child, which has the requester's stdout and stderr, the third descriptor (if any) as
+        `channel`, and nothing of the zygote's. A child that runs a module ends with the zygote. Return False in the
+        zygote.
         """
         mine = os.getpid()
         try:
@@ -214,7 +215,10 @@ def _redirect_output(streams: list[int]) -> None:
 
 
 def preload(names: list[str]) -> None:
-    """Import modules by name. A missing module is skipped, and reported unless it belongs to holdfast."""
+    """Import modules by name. A missing module is skipped, and reported unless it belongs to holdfast.
+
+    Other errors of an import are raised.
+    """
     for name in names:
         try:
             importlib.import_module(name)
@@ -254,7 +258,7 @@ def set_up_child(fork: Fork) -> None:
 
 
 def reseed() -> None:
-    """Seed the global generators of preloaded modules from the system, as importing them would have.
+    """Seed the global generators of torch and NumPy from the system, if they are imported.
 
     Otherwise all children continue the random numbers of the zygote: a script without a seed makes the same data on all
     nodes of one machine, and other data on another machine.
@@ -318,7 +322,9 @@ def live(zygote: Zygote) -> None:
 
 
 def remove(folder: Path, abandoned: str = "") -> None:
-    """Remove a folder, within some seconds: processes that are about to end may still create files in it.
+    """Remove a folder. Try for some seconds, because processes that are about to end may still create files in it.
+
+    If it remains, it is left without an error.
 
     Args:
         abandoned: the pattern of folders to remove as well, once the processes that lock them have ended.

@@ -30,7 +30,11 @@ class ZygoteClient(asyncio.Protocol):
     async def connect(
         cls, socket_path: str, on_exit: Callable[[int, int], None], on_lost: Callable[[], None]
     ) -> ZygoteClient:
-        """Connect to a zygote, and pass it this process's stdout and stderr for its children. See the class.
+        """Connect to a zygote, and pass it this process's stdout and stderr for its children.
+
+        Args:
+            on_exit: called with pid and exit code of each child that ended.
+            on_lost: called when the connection has ended.
 
         Raises:
             OSError: no zygote listens there.

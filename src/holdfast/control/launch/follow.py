@@ -97,7 +97,10 @@ class Follower:
 
 
 async def _split_lines(answer: httpx.Response) -> AsyncIterator[bytes]:
-    """Yield complete lines as they come. httpx's own method would also split at Unicode's line separators."""
+    """Yield complete lines as they come, without their line ends. A last line without a line end is dropped.
+
+    httpx's own method would also split at Unicode's line separators.
+    """
     rest = b""
     async for data in answer.aiter_bytes():
         *lines, rest = (rest + data).split(b"\n")

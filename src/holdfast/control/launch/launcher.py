@@ -197,7 +197,7 @@ class Launcher:
     async def start_node(self, name: str) -> None:
         """Start the agent of a node, which starts its workers.
 
-        Wait for an earlier agent of that name first. Nothing is started once the job is over.
+        Wait for an earlier agent of that name first, and remove its snapshots. Nothing is started once the job is over.
         """
         earlier = self._agents.get(name)
         if earlier is not None:
@@ -211,9 +211,9 @@ class Launcher:
             self._start_task(self._await_agent(name, child))
 
     def kill_node(self, name: str, also: Iterable[ProcessHandle] = ()) -> None:
-        """SIGKILL a node's agent, and then the processes in `also`.
+        """SIGKILL a node's agent, and then the processes in `also`. The zygote kills the others.
 
-        The zygote kills the others. Nothing is done once the job is over.
+        Nothing is done once the job is over. Raises KeyError for a node that was never started.
         """
         if not self._over.done():
             for process in (self._agents[name], *also):

@@ -30,7 +30,7 @@ def with_script(spec: JobSpec, folder: str) -> JobSpec:
 
 
 def module_file(name: str, paths: Sequence[str]) -> str:
-    """Return the file that `python -m NAME` would run.
+    """Return the file that `python -m NAME` would run, searched for in `paths` in order.
 
     Raises:
         BadInputError: the module does not exist.

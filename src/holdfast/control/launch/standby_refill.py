@@ -30,7 +30,7 @@ class StandbyRefill:
     def on_event(self, event: ReadEvent) -> None:
         """Update which standbys wait: nodes that have joined do not, ready standbys do.
 
-        A ready standby resets the number of tries.
+        A ready standby resets the number of tries. After the job has finished, no standby counts as missing.
         """
         match event:
             case NodesJoined():

@@ -40,10 +40,7 @@ class SoloExitHook:
             raise SystemExit(error.exit_code)
 
     def install(self) -> None:
-        """Become the hook of the process.
-
-        Replace the hook of an earlier job, but keep the hook that it has replaced.
-        """
+        """Become `sys.excepthook`. Replace the hook of an earlier job, but keep the one that it has replaced."""
         if isinstance(self._before, SoloExitHook):
             self._before = self._before._before
         sys.excepthook = self

@@ -85,7 +85,8 @@ class TrainingGuard(MetaPathFinder):
     def _guard_module(self, module: ModuleType) -> None:
         """Refuse optimizer steps in torch's module, unless they are allowed.
 
-        In a framework's module, replace the training loop.
+        In a framework's module, replace the training loop by one that raises BadInputError while the guard is
+        installed.
         """
         found: Any = module
         if module.__name__ == _OPTIMIZERS:

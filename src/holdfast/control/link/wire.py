@@ -140,7 +140,11 @@ class SocketSet:
                 shut_down(connection)
 
     def remove(self, connection: socket.socket) -> None:
-        """Close and forget a socket, under the lock: so `shut_all` never shuts down a descriptor that was reused."""
+        """Close and forget a socket, under the lock: so `shut_all` never shuts down a descriptor that was reused.
+
+        Raises:
+            ValueError: the socket is not in the set, and is not closed.
+        """
         with self._changed:
             self._open.remove(connection)
             connection.close()

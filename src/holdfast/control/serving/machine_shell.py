@@ -219,10 +219,11 @@ class MachineShell(ABC, Generic[I, O, R]):
     def on_message(self, number: int, message: Any) -> asyncio.Future[None] | None:
         """Handle an agent's message as `feed` does.
 
-        If no transaction is open, handle it within this call, up to a write to the store.
+        If no transaction is open, handle it within this call, up to a write to the store. After `stop` it is ignored.
+        An error other than a refusal stops the shell.
 
         Returns:
-            The rest of the work, or None if all is done.
+            The rest of the work, which may fail as `feed`, or None if all is done.
 
         Raises:
             JournalError: the disk fails.

@@ -52,7 +52,10 @@ class SnapshotFetcher:
         self._log = CountedLog(logger, time.monotonic)
 
     def set_wanted(self, wanted: Sequence[WantedPart]) -> None:
-        """Replace the wanted parts, and start the thread if necessary. A transfer in progress is not interrupted."""
+        """Replace the wanted parts; the newest are fetched first. Start the thread if necessary.
+
+        A transfer in progress is not interrupted.
+        """
         with self._changed:
             self._wanted = sorted(wanted, key=lambda one: one.snapshot.key, reverse=True)
             known = {one.snapshot for one in wanted}
@@ -74,9 +77,10 @@ class SnapshotFetcher:
         self._log.flush(everything=True)
 
     def _run(self) -> None:
-        """Fetch the wanted parts one after the other until `close`, and call `on_part` for each.
+        """Fetch the wanted parts one after the other until `close`, and call `on_part` for each that was fetched.
 
-        A part that cannot be fetched is tried again after the others, at most `TRIES` times, with a warning each time.
+        A part that cannot be fetched is tried again after a pause and after the others, at most `TRIES` times in all,
+        with a warning each time.
         """
         while True:
             with self._changed:
@@ -120,7 +124,12 @@ class SnapshotFetcher:
             reader.close()
 
     def _read_body(self, reader: PartReader, part: PartWriter) -> None:
-        """Read a part's body into memory, at `rate` bytes per second at most. Raises OSError on `close`."""
+        """Read a part's body into memory, at `rate` bytes per second at most.
+
+        Raises:
+            OSError: the node cannot be read, or `close` was called.
+            DamagedPartError: a checksum differs.
+        """
         begun = time.monotonic()
 
         def target(start: int, length: int) -> list[memoryview]:

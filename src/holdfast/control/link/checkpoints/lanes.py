@@ -26,7 +26,11 @@ class CheckpointLanes:
         self._lane_for(part.name.folder).write(part)
 
     def execute(self, order: AcceptCheckpoint | PruneCheckpoints) -> None:
-        """Seal a checkpoint, remove checkpoints, or stop writing checkpoints that are older than one that counts."""
+        """Execute an order in the background.
+
+        An `AcceptCheckpoint` with files seals that checkpoint; without files, checkpoints older than that are no longer
+        written. `PruneCheckpoints` removes the named ones, if its `remove` is set.
+        """
         if isinstance(order, PruneCheckpoints):
             # The lane that may still be writing a checkpoint removes it afterwards.
             for name in order.names if order.remove else ():

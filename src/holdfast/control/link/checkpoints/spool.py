@@ -64,7 +64,10 @@ class PartSpool:
 
     @property
     def is_free(self) -> bool:
-        """True if the last part is in the checkpoint storage."""
+        """True if no part of this worker waits, here or at its agent.
+
+        The agent removes a part's files once it has written them to the checkpoint storage, or that has failed.
+        """
         with self._lock:
             if self._waiting:
                 return False
@@ -74,7 +77,9 @@ class PartSpool:
             return not self._may_contain_part
 
     def write(self, part: PartToWrite) -> None:
-        """Hand over a part, in the background."""
+        """Enqueue a part. A background thread, started if necessary, writes its files for the agent and reports the
+        result.
+        """
         with self._lock:
             self._waiting += 1
             self._may_contain_part = True
@@ -84,7 +89,7 @@ class PartSpool:
         self._work.put(part)
 
     def close(self) -> None:
-        """Hand over the remaining parts."""
+        """Wait until the remaining parts are handed over, and end the thread."""
         if self._thread is not None:
             self._work.put(None)
             self._thread.join()

@@ -123,14 +123,20 @@ class CheckpointStore:
             self._newest = max(self._newest or newest, newest)
 
     def write(self, part: PartToWrite) -> None:
-        """Write a part, and report it."""
+        """Enqueue a part. The store's thread writes it and reports the result; a stall is reported as a failure.
+
+        Nothing is reported if the write stops because a newer checkpoint counts.
+        """
         due = self._make_stall_message(part.name, part.worker)
         with self._changed:
             self._writing.append(part.name)
         self._enqueue(lambda: self._write(part, due), due)
 
     def execute(self, order: AcceptCheckpoint | PruneCheckpoints) -> None:
-        """Seal a checkpoint, or remove checkpoints that will not be used again."""
+        """Enqueue the sealing of a checkpoint, or the removal of checkpoints that will not be used again.
+
+        Ignored are an `AcceptCheckpoint` without files and `PruneCheckpoints` without `remove`.
+        """
         if isinstance(order, AcceptCheckpoint):
             if order.files:
                 self._accept(order)
@@ -182,7 +188,10 @@ class CheckpointStore:
         self._work.put(do)
 
     def _watch_for_stalls(self) -> None:
-        """Report the task that stalls, and all tasks that wait behind it, as failed."""
+        """Until `close`, report the task that stalls, and all tasks that wait behind it, as failed.
+
+        If only tasks without a message stall, this is logged.
+        """
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._due or (self._pending and not self._is_stalled) or self._closed)
@@ -231,7 +240,7 @@ class CheckpointStore:
             return any(one is due for one in self._due)
 
     def _report_result(self, due: CheckpointUnwritten, result: CheckpointNews) -> None:
-        """End a task, and send its result if it is still awaited."""
+        """End a task, and send its result unless it was reported as stalled before."""
         with self._changed:
             awaited = self._is_awaited(due)
             self._due = [one for one in self._due if one is not due]
@@ -254,7 +263,10 @@ class CheckpointStore:
             self._report_result(due, result)
 
     def _write_files(self, part: PartToWrite) -> CheckpointNews | None:
-        """Write a part, and return its result. If a newer checkpoint counts, remove the part and return None."""
+        """Write a part, and return `CheckpointWritten`, or `CheckpointUnwritten` after an OSError.
+
+        If it stopped because a newer checkpoint counts, remove the part and return None.
+        """
         name = part.name
         try:
             self._at_disk()
@@ -287,7 +299,7 @@ class CheckpointStore:
             return self._newest is not None and name < self._newest
 
     def _limit_rate(self, name: CheckpointName, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
-        """Yield the chunks, no faster than the rate allows.
+        """Yield the chunks, no faster than the rate allows (0: no limit). The waits do not count as a stall.
 
         Raises:
             _OvertakenError: a newer checkpoint counts.

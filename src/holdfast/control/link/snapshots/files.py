@@ -166,7 +166,7 @@ class PartWriter:
         """Complete the file once its body is written: add the checksums, rename it, and return its size in bytes.
 
         Raises:
-            OSError: there is not enough memory.
+            OSError: there is not enough memory. The file is removed.
         """
         sums = [
             compute_checksum([self.body[start : start + length]]) for start, length in iterate_chunks(self._body_bytes)

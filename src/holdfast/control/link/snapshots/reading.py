@@ -68,7 +68,13 @@ class RemotePart:
             raise
 
     def _request_header(self, key: bytes, request: bytes) -> bytes:
-        """Authenticate both sides, send the request, and return the header from the answer."""
+        """Authenticate both sides by `key`, send the encoded request, and return the encoded header from the answer.
+
+        Raises:
+            TransferError: the agent does not know the key, does not have the part, or the header is too large or
+                corrupted.
+            OSError: the connection failed.
+        """
         wire, own_nonce = self._wire, secrets.token_bytes(NONCE)
         wire.write(MAGIC + own_nonce)
         peer_nonce, peer_proof = wire.read(NONCE), wire.read(TAG)
