@@ -87,9 +87,11 @@ class Lineage:
     def _go_back(self, now: int, step: int, *, undone: bool = True) -> None:
         """Remove the steps after `step`, up to `now`, and the saved steps among them.
 
-        They count as undone if `undone` is set.
+        Before the first step, nothing is removed, and `step` is the one that the journal continues from.
 
-        Before the first step, `step` is the one that the journal continues from.
+        Args:
+            now: the newest step before.
+            undone: whether the removed steps count as undone.
         """
         if not self.begun:
             self._from = step

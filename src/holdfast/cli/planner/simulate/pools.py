@@ -85,10 +85,10 @@ def read_trace_of(name: str, nodes: int | None, hours: float | None, seed: int) 
 
 
 def read_tasks(files: Sequence[Path], nodes: int) -> list[FleetTask]:
-    """Return the jobs of job.toml files, or without any the jobs of Unicron's Table 3, case 5, on a cluster of `nodes`.
+    """Return the jobs of job.toml files, or without any the jobs of Unicron's Table 3, case 5, for up to `nodes` nodes.
 
     Raises:
-        BadInputError: a file lacks what is needed to compute the achieved FLOP, or there are too few nodes for Table 3.
+        BadInputError: a file cannot be read, or lacks what is needed to compute the achieved FLOP.
     """
     if not files:
         return make_table_3_jobs(5, nodes)

@@ -128,8 +128,12 @@ def _job_mtbf_hours(file: CaseFile) -> float:
 def _periods(rate: float, times: dict[str, float], configured: float | None) -> list[dict[str, float | str]]:
     """Return a row for each checkpoint period: best (both clocks), Young, Daly, and the configured one if there is one.
 
-    Each has the method, the period in seconds, and the wasted share with the failure clock frozen and running. `rate`:
-    failures per second.
+    Each has the method, the period in seconds, and the wasted share with the failure clock frozen and running.
+
+    Args:
+        rate: failures per second.
+        times: seconds to save, detect and restart, by these names.
+        configured: the period in the cluster's file in seconds, or None.
     """
     save, detect, restart = times["save"], times["detect"], times["restart"]
 

@@ -289,7 +289,15 @@ def _optional(
 
 
 def _section(document: dict[str, Any], name: str, readers: dict[str, Reader], needed: Iterable[str]) -> dict[str, Any]:
-    """Return the checked values of a section. Raises `BadInputError` if it is missing or wrong."""
+    """Return the checked values of a section of the file by key.
+
+    Args:
+        readers: check and return the value of each known key.
+        needed: the keys that must be given.
+
+    Raises:
+        BadInputError: the section is missing or not a table, a key is unknown or missing, or a value is wrong.
+    """
     if name not in document:
         raise BadInputError(f"{name}: this section is missing")
     return _values(name, document[name], readers, needed)
@@ -297,6 +305,11 @@ def _section(document: dict[str, Any], name: str, readers: dict[str, Reader], ne
 
 def _values(name: str, table: Any, readers: dict[str, Reader], needed: Iterable[str]) -> dict[str, Any]:
     """Return the checked values of a table by key.
+
+    Args:
+        name: the section, for messages.
+        readers: check and return the value of each known key.
+        needed: the keys that must be given.
 
     Raises:
         BadInputError: it is not a table, has an unknown key, lacks one of `needed`, or a value is wrong.
