@@ -76,7 +76,10 @@ class PoolClient(ServerClient):
         self._request("POST", f"/jobs/{_quote(name)}/update", {"changes": dict(changes)})
 
     def compact(self, *, dry_run: bool) -> dict[str, Any]:
-        """Move jobs closer together if that is worth its cost, and return the moves."""
+        """Move jobs closer together if that is worth its cost, and return the moves.
+
+        With `dry_run`, only return the moves that would be made.
+        """
         return self._decode(self._request("POST", "/compact", {"dry_run": dry_run}).content, dict[str, Any])
 
     def what_if(self, **change: object) -> dict[str, Any]:
@@ -106,6 +109,9 @@ class PoolClient(ServerClient):
         Args:
             after: number of an event.
             follow: whether to wait for later events.
+
+        Raises:
+            UnreachableError: the pool does not answer, also while following.
         """
         while True:
             wait_s = _POLL_S if follow else 0.0

@@ -401,7 +401,8 @@ class Agent:
         return CheckpointLanes(first, second)
 
     def on_part(self, handed: PartHanded) -> None:
-        """Write a worker's part of a checkpoint. If it is invalid, log that and leave it out.
+        """Claim a worker's part of a checkpoint, and enqueue it for writing. If it is invalid, log that and leave it
+        out.
 
         Ignored if the job keeps no checkpoints.
         """
@@ -421,7 +422,7 @@ class Agent:
         self._execute(self.machine.on_worker_ended(down, self.clock.monotonic(), clean=clean))
 
     def on_output_lost(self, file: str, why: str) -> None:
-        """A worker's log cannot be written: report it. Any thread."""
+        """Log that the worker log `file` cannot be written, and report it to the coordinator. Called in any thread."""
         _log.warning("the log %s cannot be written: %s; lines are lost", file, why)
         failed = OutputFailed(file=file[-8192:], why=why)
         self._execute_threadsafe(lambda: self.machine.send_seen(failed, now=self.clock.monotonic()))

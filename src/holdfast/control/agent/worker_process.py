@@ -198,9 +198,14 @@ def _report_and_keep(
 ) -> bool:
     """Report an error to the agent, and return whether the report arrived.
 
-    If a session trains in this process, its state is first kept for the other workers, until it is not needed.
+    If a session trains in this process, this first keeps its state for the other workers, and returns only when the
+    state is not needed.
 
     Args:
+        kind: the kind of the failure.
+        detail: its description; only the end of a long one is sent.
+        exit_code: of this process.
+        error: type, place and traceback of the exception.
         final: whether another process would end the same way, so that the job ends.
     """
     session, settings = ScriptErrorHook.find_installed(), WorkerSettings.from_environment(os.environ)

@@ -201,7 +201,10 @@ class Workforce:
         )
 
     def read_stacks(self) -> asyncio.Future[dict[str, str]]:
-        """Ask all workers for the stacks of their threads. Return a future with the answers, by worker."""
+        """Ask all workers for the stacks of their threads. Return a future with the answers, by worker.
+
+        Workers that do not answer in time are left out.
+        """
         reader = StackReader({place.worker: (place.handle, place.stacks) for place in self.places if place.handle})
         self._stacks_read = asyncio.ensure_future(reader.read())
         return self._stacks_read
@@ -343,7 +346,8 @@ class Workforce:
         asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._pass_raised, place, raised)
 
     def _report_cause(self, place: ProcessSlot) -> None:
-        """Report a slot's process as the cause of other ends in its replica group.
+        """Report a slot's process as the cause of other ends in its replica group. Ignored if it runs without
+        `Crashed`.
 
         If it has sent `Crashed` and still runs, it is killed, and its end is reported at once.
         """
@@ -454,10 +458,11 @@ class Workforce:
         asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._report_exit, place, place.worker)
 
     def _report_exit(self, place: ProcessSlot, worker: str) -> None:
-        """Report the end of a worker to the owner, and empty its slot. Ignored if it runs or was reported.
+        """Report the end of a worker to the owner, and empty its slot.
 
-        If another worker of its replica group ended first, that end is reported before this one. The report waits while
-        that is not known. While the agent closes, nothing is reported.
+        Ignored if it runs, was reported, or the slot belongs to another worker by now. If another worker of its replica
+        group ended first, that end is reported before this one. The report waits while that is not known. While the
+        agent closes, nothing is reported.
         """
         if place.worker == worker and place.exit_code is not None:
             if (first := find_first_to_end(self.places, place)) is not place:
@@ -473,7 +478,10 @@ class Workforce:
                 self._owner.on_worker_exit(down, clean=code in (EXIT_DONE, UNKNOWN_EXIT))
 
     def _on_zygote_lost(self) -> None:
-        """Wait for the ends of the running workers directly, because the zygote no longer reports them."""
+        """Wait for the ends of the running workers directly, because the zygote no longer reports them.
+
+        The workers continue, but their exit codes will be unknown. Ignored while the agent closes.
+        """
         if self._closing:
             return
         _log.warning("the zygote is gone; another will be started when it is needed")

@@ -62,7 +62,16 @@ class ZygoteClient(asyncio.Protocol):
         errors: str = "",
         as_module: str = "",
     ) -> int:
-        """Fork a worker and return its pid. Arguments as for `Fork`.
+        """Fork a worker and return its pid, once the zygote has answered.
+
+        Args:
+            script: path of the script that it runs.
+            args: the script's arguments.
+            env: environment variables in addition to the zygote's.
+            cwd: its working directory.
+            output: file or pipe for stdout, or "" for this process's stdout and stderr.
+            errors: file or pipe for stderr, or "" for that of `output`.
+            as_module: name under which the script is found as a module, or "" to run it as a file.
 
         Raises:
             ZygoteLostError: the zygote is gone, or the system cannot create a process.

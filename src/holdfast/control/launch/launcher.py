@@ -306,10 +306,8 @@ class Launcher:
     async def _keep_coordinator(self) -> None:
         """Run a coordinator, and start another one whenever it dies without having ended the job.
 
-        The job fails if coordinators die too often, or if the store is lost with them.
-
-        If a restarted one cannot use its input, the next one starts after `_RETRY_S`. Any other end is the end of the
-        job.
+        The job fails if coordinators die too often, or if the store is lost with them. If a restarted one cannot use
+        its input, the next one starts after `_RETRY_S`. Any other exit code becomes that of the job.
         """
         loop = asyncio.get_running_loop()
         while not self._over.done():
@@ -371,7 +369,11 @@ class Launcher:
         return not (self._over.done() or own or self._progress.nodes - self._agents.keys())
 
     async def _follow(self) -> None:
-        """Pass each event to the director, to the progress and to `on_event`, and start standbys that are missing."""
+        """Pass each event to the director, the progress, the standby refill and `on_event`, and start standbys that are
+        missing.
+
+        After each node that left, check whether the job has no nodes any longer and must fail.
+        """
         async for event in self._follower.events():
             if self._director is not None:
                 self._director.on_event(event)

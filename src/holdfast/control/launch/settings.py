@@ -114,7 +114,9 @@ def check_script(script: str) -> None:
 def _check_nodes(spec: JobSpec, names: Mapping[str, str]) -> None:
     """Refuse more than `_MOST_HERE` nodes and standbys, or more nodes at least than at most.
 
-    `names`: as in `LaunchSettings`.
+    Args:
+        spec: the job.
+        names: names of its keys in messages, by key; the names of the options for others.
 
     Raises:
         BadInputError: with the option and its value.
@@ -137,7 +139,12 @@ def _check_nodes(spec: JobSpec, names: Mapping[str, str]) -> None:
 
 
 def _check_baseline(spec: JobSpec, names: Mapping[str, str]) -> None:
-    """Refuse settings of static experts and of full restarts that lack another setting or contradict it.
+    """Refuse an expert parallel size without static experts, static experts with several workers on a node, and full
+    restarts without a checkpoint directory.
+
+    Args:
+        spec: the job.
+        names: names of its keys in messages, by key; the names of the options for others.
 
     Raises:
         BadInputError: with the option, its value and a remedy.
@@ -158,7 +165,8 @@ def check_places(spec: JobSpec, names: Mapping[str, str] | None = None) -> None:
     """Refuse an alert that cannot be sent, and files, folders or a checkpoint storage of a job that cannot be written.
 
     Args:
-        names: as of `LaunchSettings`.
+        spec: the job.
+        names: names of its keys in messages, by key; the names of the options for others.
 
     Raises:
         BadInputError: naming the option or key, and the place.

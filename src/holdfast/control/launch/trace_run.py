@@ -86,7 +86,7 @@ class TraceRun:
                 self._forget(name)
 
     async def _execute(self, event: NodeEvent, launcher: Launcher) -> None:
-        """Start the node of an event, or kill its agent and workers."""
+        """Start the node of an event, or kill its agent and workers, and update the nodes that are present."""
         if event.add:
             self._adds_left -= 1
             self._present.add(event.node)

@@ -59,7 +59,7 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     cwd: Text = "/"
     #: file or pipe for stdout, or "" for the requester's
     output: Text = ""
-    #: file or pipe for stderr, or "" for the requester's
+    #: file or pipe for stderr, or "" for that of `output`
     errors: Text = ""
     #: name under which the script is found as a module, or "" if it is a file
     as_module: Text = ""
@@ -181,8 +181,11 @@ class ProcessForker:
     def fork(self, module: str, channel: socket.socket) -> ForkedProcess:
         """Request a process that runs `main(descriptor)` of a module, and return it.
 
-        If there is no zygote, or it is gone, start an own one in a temporary folder first. `channel` is the process's
-        end of the connection to it.
+        If there is no zygote, or it is gone, start an own one in a temporary folder first.
+
+        Args:
+            module: name of the module.
+            channel: the process's end of a connection to it; `descriptor` is a copy of it.
 
         Raises:
             OSError: no zygote can be started.

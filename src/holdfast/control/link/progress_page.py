@@ -226,7 +226,10 @@ class ProgressWriter:
     def start_wait(self, what: str, size: int, nbytes: int) -> None:
         """Store the start of a wait in a collective, instead of the oldest of four stored waits.
 
-        `what` is the name of the collective (at most 16 bytes are stored), `size` the number of its members.
+        Args:
+            what: name of the collective, of which at most 16 bytes are stored.
+            size: number of its members.
+            nbytes: bytes that it moves.
         """
         now = time.monotonic()
         number = self._waited = self._waited + 1

@@ -159,7 +159,7 @@ class AgentConnection:
     def on_message(self, data: bytes | None) -> None:
         """Handle a received message (None: a text frame).
 
-        While another one is being handled, queue it and stop reading.
+        While another one is being handled, queue it and stop reading. Ignored once the connection is closing.
         """
         if self._handling is None:
             self._process(data)

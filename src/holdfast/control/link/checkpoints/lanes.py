@@ -18,11 +18,11 @@ class CheckpointLanes:
 
     @property
     def is_free(self) -> bool:
-        """True if no part is being written."""
+        """True if no part is being written or waits."""
         return all(lane.is_free for lane in self._lanes)
 
     def write(self, part: PartToWrite) -> None:
-        """Write a part, and report it."""
+        """Enqueue a part. A store's thread writes it and reports the result."""
         self._lane_for(part.name.folder).write(part)
 
     def execute(self, order: AcceptCheckpoint | PruneCheckpoints) -> None:

@@ -137,7 +137,9 @@ class PartSpool:
 
 
 def claim_part(handed: PartHanded, folder: Path) -> PartToWrite:
-    """Claim a part that a worker has handed over, for its agent to write. Its files are removed once it is written.
+    """Claim a part that a worker has handed over, by renaming its folder, and return it for its agent to write.
+
+    The `done` of the returned part removes the files.
 
     Raises:
         ValueError: its name is not the name of a checkpoint.

@@ -107,7 +107,7 @@ class CheckpointStore:
 
     @property
     def is_free(self) -> bool:
-        """True if no part is being written."""
+        """True if no part is being written or waits."""
         with self._changed:
             return not self._writing
 
@@ -248,10 +248,10 @@ class CheckpointStore:
             self._tell(result)
 
     def _write(self, part: PartToWrite, due: CheckpointUnwritten) -> None:
-        """Write a part and send the result, unless the part was reported as stalled before.
+        """Write a part and send the result; do neither if the part was reported as stalled before.
 
-        In any case, call the part's `done`, and no longer count it in `writing`. Nothing is sent if a newer checkpoint
-        counts.
+        In any case, call the part's `done`, and no longer count it in `writing`. Nothing is sent if the write stopped
+        because a newer checkpoint counts.
         """
         result = self._write_files(part) if self._is_awaited(due) else None
         part.done()

@@ -73,12 +73,15 @@ class ProposalTable:
         self._number = 0
 
     def agree(self, proposal: Proposal, still_wanted: Callable[[], bool]) -> bool:
-        """Wait until all workers have proposed this, and return True.
+        """Propose this worker's next work, wait until all workers of the group have proposed the same, and return True.
 
-        Return False if `still_wanted` returned False first: then no worker starts.
+        Return False if `still_wanted` returned False first: then no worker starts that work.
 
         Args:
             still_wanted: called repeatedly while the other workers are missing.
+
+        Raises:
+            RuntimeError: another proposal of this worker stands.
         """
         agreed, sleep_s = self.propose(proposal), FIRST_SLEEP_S
         while not agreed:
@@ -90,7 +93,10 @@ class ProposalTable:
         return True
 
     def propose(self, proposal: Proposal) -> bool:
-        """Propose this, and return True if all workers have proposed it now, so that all start.
+        """Propose this worker's next work, and return True if all workers have proposed the same now, so that all start
+        it.
+
+        Else return False, and the proposal stands until `check_agreed` is True or `withdraw` is called.
 
         Raises:
             RuntimeError: another proposal of this worker stands.
@@ -108,14 +114,19 @@ class ProposalTable:
         return self.check_agreed()
 
     def check_agreed(self) -> bool:
-        """Return whether all have proposed the same as this worker. Then its proposal is over, and it starts."""
+        """Return whether all have proposed the same work as this worker. Then its proposal is over, and it starts that
+        work.
+        """
         if self._words[_AGREEMENTS] < self._number:
             return False
         self._number = 0
         return True
 
     def withdraw(self) -> bool:
-        """Withdraw the proposal. Return False if all have agreed meanwhile: then this worker starts, too."""
+        """Withdraw the standing proposal, and return True.
+
+        Return False if all have agreed meanwhile: then this worker starts the proposed work, too.
+        """
         with self._lock:
             if self.check_agreed():
                 return False
