@@ -39,6 +39,13 @@ def test_it_says_what_is_lost_and_to_what() -> None:
     assert max(map(len, tables)) <= 80
 
 
+def test_a_job_whose_restarts_never_make_progress_is_described_fully() -> None:
+    said = run("--nodes", "4096", "--mtbf", "0.5", "--mttr", "1", "--hours", "2", "--replications", "2")
+    assert "A job that restarts never makes progress" in said
+    assert "Of a recovery," in said
+    assert "Of all time that is lost," in said
+
+
 def test_json_has_every_number_with_its_error_and_every_constant_with_its_source() -> None:
     printed = json.loads(run(*SMALL, "--set", "recovery.lease_s=5", "--json"))
     for way in ("holdfast", "restarts"):

@@ -115,22 +115,23 @@ def _recovery(live: Forecast) -> str:
 
 
 def _verdict(found: Forecasts) -> str:
-    """Return in words what costs most, and how live recovery compares with restarts.
-
-    Or only that nothing failed, or that restarts never get anything done.
-    """
+    """Return in words what costs most, and how live recovery compares with restarts, or only that nothing failed."""
     live, restarts = found.live, found.restarts
     if not live.failures.mean:
         return "Nothing failed: simulate more hours."
     part = live.dominant
     total = sum(each.mean for each in live.per_failure.values())
     most = max(live.lost, key=lambda what: live.lost[what].mean)
+    if restarts.goodput.mean > 0:
+        comparison = f"Live recovery trains {live.goodput.mean / restarts.goodput.mean:.4f} times as much as restarts."
+    else:
+        comparison = (
+            "A job that restarts never makes progress: failures come faster than a checkpoint period completes."
+        )
     return (
         f"Of a recovery, {part} takes most: {live.per_failure[part].mean:.3g} of {total:.3g} s. "
         f"Of all time that is lost, most is this: {WORDS[most]}, {percent(live.lost[most].mean, 2)} of all time.\n"
-        f"Live recovery trains {live.goodput.mean / restarts.goodput.mean:.4f} times as much as restarts."
-        if restarts.goodput.mean > 0
-        else "Restarts never get anything done: failures come faster than a checkpoint period completes."
+        f"{comparison}"
     )
 
 
