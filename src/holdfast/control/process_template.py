@@ -94,10 +94,9 @@ def _become_zygote(listener: int, lifeline: int) -> ZygoteResources:
 
 
 def _reseed() -> None:
-    """Seed the generators of torch and NumPy again, if they are imported. Otherwise all jobs would draw the same
-    numbers.
+    """Seed the generators of torch and NumPy again, if they are imported.
 
-    The module `random` does that itself in each forked process.
+    Otherwise all jobs would draw the same numbers. The module `random` does that itself in each forked process.
     """
     for name, seed in _RANDOM.items():
         if name in sys.modules:

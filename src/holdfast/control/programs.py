@@ -45,11 +45,11 @@ def check_program(option: str, command: str, *, instead: str = "") -> None:
 
 
 async def run_program(command: str, data: bytes = b"") -> None:
-    """Run a program to its end, with `data` on stdin, without its stdout. If the caller is cancelled, kill its process
-    group.
+    """Run a program to its end, with `data` on stdin, and discard its stdout.
 
-    A program may leave processes that hold its stdin and stderr open. So only its own end is awaited. asyncio's pipes
-    would wait for the ends of the pipes, too, so both are created here.
+    If the caller is cancelled, kill its process group. A program may leave processes that hold its stdin and stderr
+    open. So only its own end is awaited. asyncio's pipes would wait for the ends of the pipes, too, so both are created
+    here.
 
     Raises:
         ProgramError: it ended with an exit code other than 0. The message contains the end of its stderr.

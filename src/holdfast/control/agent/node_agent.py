@@ -401,10 +401,9 @@ class Agent:
         return CheckpointLanes(first, second)
 
     def on_part(self, handed: PartHanded) -> None:
-        """Claim a worker's part of a checkpoint, and enqueue it for writing. If it is invalid, log that and leave it
-        out.
+        """Claim a worker's part of a checkpoint, and enqueue it for writing.
 
-        Ignored if the job keeps no checkpoints.
+        An invalid part is logged and left out. Ignored if the job keeps no checkpoints.
         """
         if self._store is None:
             return
@@ -555,8 +554,8 @@ class Agent:
 async def live(settings: AgentSettings, clock: Clock, say: Callable[[str], None]) -> int:
     """Run an agent until its part in the job has ended, and return its exit code.
 
-    SIGINT ends it at once, SIGTERM and SIGHUP (unless ignored) after its grace. Print why it ended, unless another
-    process does that (`quiet`), or a pool's signal ended it.
+    SIGINT ends it at once, SIGTERM and SIGHUP (unless ignored) after its grace. Print why it ended. With `quiet`,
+    another process prints that, and only a reason of this agent alone is printed. A pool's signal is not printed.
     """
     agent = Agent(settings, clock)
     loop = asyncio.get_running_loop()

@@ -224,7 +224,7 @@ class Workforce:
             place.handle.send_signal(signal.SIGKILL)
 
     async def end(self) -> None:
-        """End the worker processes, and wait for that: with SIGTERM, and after a second with SIGKILL.
+        """End the worker processes: with SIGTERM, and after a second with SIGKILL. Wait for that, at most some seconds.
 
         Their ends are not reported.
         """
@@ -346,10 +346,10 @@ class Workforce:
         asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._pass_raised, place, raised)
 
     def _report_cause(self, place: ProcessSlot) -> None:
-        """Report a slot's process as the cause of other ends in its replica group. Ignored if it runs without
-        `Crashed`.
+        """Report a slot's process as the cause of other ends in its replica group.
 
-        If it has sent `Crashed` and still runs, it is killed, and its end is reported at once.
+        If it has sent `Crashed` and still runs, it is killed, and its end is reported at once. If it runs without
+        `Crashed`, nothing is done.
         """
         if place.exit_code is None and place.handle is not None and place.crashed is not None:
             self._given_up.add(place.handle.pid)

@@ -369,8 +369,8 @@ class Launcher:
         return not (self._over.done() or own or self._progress.nodes - self._agents.keys())
 
     async def _follow(self) -> None:
-        """Pass each event to the director, the progress, the standby refill and `on_event`, and start standbys that are
-        missing.
+        """Pass each event to the director, the job's progress, the standby refill and `on_event`, and start missing
+        standbys.
 
         After each node that left, check whether the job has no nodes any longer and must fail.
         """

@@ -139,7 +139,9 @@ def _check_nodes(spec: JobSpec, names: Mapping[str, str]) -> None:
 
 
 def _check_baseline(spec: JobSpec, names: Mapping[str, str]) -> None:
-    """Refuse an expert parallel size without static experts, static experts with several workers on a node, and full
+    """Check the settings for static experts and full restarts.
+
+    Refused are an expert parallel size without static experts, static experts with several workers on a node, and full
     restarts without a checkpoint directory.
 
     Args:

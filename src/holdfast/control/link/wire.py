@@ -164,8 +164,9 @@ class SocketSet:
 
 
 def shut_down(connection: socket.socket) -> None:
-    """Shut down both directions of a socket, which ends waits on it in other threads. Ignore sockets without a
-    connection.
+    """Shut down both directions of a socket, which ends waits on it in other threads.
+
+    A socket without a connection is ignored.
     """
     with contextlib.suppress(OSError):  # not connected yet, or no longer
         connection.shutdown(socket.SHUT_RDWR)

@@ -61,8 +61,9 @@ class FrameTracker:
         return not (self._left or self._head)
 
     def process(self, data: bytes) -> None:
-        """Follow received bytes, to know where frames end. Keep the beginning of an incomplete frame head for the next
-        call.
+        """Follow received bytes, to know where frames end.
+
+        The beginning of an incomplete frame head is kept for the next call.
         """
         data, at = bytes(self._head + data), self._left
         while at < len(data):

@@ -77,9 +77,7 @@ class PartSpool:
             return not self._may_contain_part
 
     def write(self, part: PartToWrite) -> None:
-        """Enqueue a part. A background thread, started if necessary, writes its files for the agent and reports the
-        result.
-        """
+        """Enqueue a part. A background thread writes its files for the agent, and reports the result."""
         with self._lock:
             self._waiting += 1
             self._may_contain_part = True
@@ -107,8 +105,9 @@ class PartSpool:
                     self._waiting -= 1
 
     def _write_files(self, part: PartToWrite) -> PartHanded:
-        """Write a part's files below a temporary name, rename the folder once it is complete, and return the message
-        for the agent.
+        """Write a part's files into a folder, and return the message for the agent.
+
+        The folder has a temporary name until it is complete.
 
         Raises:
             OSError: a file cannot be written. The unfinished folder is removed before.

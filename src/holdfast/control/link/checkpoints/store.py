@@ -167,8 +167,8 @@ class CheckpointStore:
         self._enqueue(lambda: self._seal(name, order, due), due)
 
     def _enqueue(self, do: Callable[[], None], due: CheckpointUnwritten | None = None) -> None:
-        """Append a task for the store's thread, and start that thread and the one that watches for stalls, if none runs
-        yet.
+        """Append a task for the store's thread. Start that thread, and the one that watches for stalls, if they do not
+        run.
 
         Args:
             do: the task.
@@ -318,10 +318,10 @@ class CheckpointStore:
                     raise _OvertakenError
 
     def _seal(self, name: CheckpointName, order: AcceptCheckpoint, due: CheckpointUnwritten) -> None:
-        """Write the manifest of an accepted checkpoint, send `CheckpointKept` or `CheckpointUnwritten`, and remove
-        older checkpoints that were not finished.
+        """Write the manifest of an accepted checkpoint, and send `CheckpointKept` or `CheckpointUnwritten`.
 
-        Do nothing if it was reported as stalled before. If it fails, nothing is removed.
+        After success, remove older checkpoints that were not finished. If it was reported as stalled before, do
+        nothing.
         """
         if not self._is_awaited(due):
             return

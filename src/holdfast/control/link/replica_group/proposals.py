@@ -93,8 +93,7 @@ class ProposalTable:
         return True
 
     def propose(self, proposal: Proposal) -> bool:
-        """Propose this worker's next work, and return True if all workers have proposed the same now, so that all start
-        it.
+        """Propose this worker's next work, and return True if all workers have now proposed the same, and start it.
 
         Else return False, and the proposal stands until `check_agreed` is True or `withdraw` is called.
 
@@ -114,8 +113,9 @@ class ProposalTable:
         return self.check_agreed()
 
     def check_agreed(self) -> bool:
-        """Return whether all have proposed the same work as this worker. Then its proposal is over, and it starts that
-        work.
+        """Return whether all workers have proposed the same work as this one.
+
+        If so, its proposal is over, and it starts that work.
         """
         if self._words[_AGREEMENTS] < self._number:
             return False
