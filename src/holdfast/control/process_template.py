@@ -84,6 +84,10 @@ def _become_zygote(listener: int, lifeline: int) -> ZygoteResources:
     """Turn this grandchild into a zygote, equal to one that was started directly, and return its resources.
 
     It gets its own process group, the lifeline as stdin, and newly seeded random generators.
+
+    Args:
+        listener: descriptor of the listening socket.
+        lifeline: descriptor that ends with the process for which the zygote works.
     """
     os.setpgid(0, 0)
     os.dup2(lifeline, 0)

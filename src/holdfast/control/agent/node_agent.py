@@ -269,9 +269,11 @@ class Agent:
     def _execute_storage(
         self, work: FetchParts | DropParts | AdmitReaders | OpenSnapshotMemory | UpdateCheckpoints
     ) -> None:
-        """Execute an instruction: fetch or drop parts, set the readers' key, serve parts, or write a checkpoint.
+        """Execute an instruction: fetch or drop parts of snapshots, set the readers' key, serve parts, or update
+        checkpoints.
 
-        After the memory for snapshots is opened, the machine's answer is executed, too.
+        After the memory for snapshots is opened, the machine's answer is executed, too. An update, which seals or
+        removes checkpoints, is ignored if the job keeps none.
         """
         match work:
             case FetchParts(wanted):

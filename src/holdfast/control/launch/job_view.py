@@ -51,7 +51,8 @@ class JobProgress:
     def on_event(self, event: ReadEvent) -> None:
         """Update the job's nodes, its newest committed and saved steps, and whether it is over.
 
-        Other events are ignored.
+        A rollback lowers the committed step, and a restarted coordinator means that the job is not over. Other events
+        are ignored.
         """
         match event:
             case NodesJoined():

@@ -155,7 +155,7 @@ class Launcher:
         """Start the zygote, the coordinator and the nodes, wait for the job's end, and end all processes.
 
         Return the job's exit code: `EXIT_FAILED` if a script has failed after the job was done. After an interruption,
-        print what is saved.
+        print what is saved. Raises the first error of a background task, after the processes have ended.
         """
         async with self._follower:
             try:

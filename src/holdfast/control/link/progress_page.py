@@ -216,7 +216,7 @@ class ProgressWriter:
     def start_pause(self, reason: str) -> None:
         """Start the activity `PAUSED`, and store the reason, at most 64 bytes of it.
 
-        The script does something of its own until the next activity starts.
+        The pause, in which the script does something of its own, lasts until the next activity starts.
         """
         text = reason.encode()[:_REASON_BYTES]
         begin = self._at + _REASON_AT

@@ -318,6 +318,10 @@ class MachineShell(ABC, Generic[I, O, R]):
 
         The inputs that wait when the lock is free share a transaction.
 
+        Args:
+            admit: called at the input's turn, also after `stop`. Returns the input, or None if there is nothing to
+                handle.
+
         Returns:
             Whether it was handled: False after `stop`.
 

@@ -83,7 +83,8 @@ class SnapshotKeeper:
         self._fetching: SnapshotFetcher | None = None
 
     def open(self, *, always: bool = False) -> NodeSnapshots | None:
-        """Lock the folder and serve its parts. Return the address for readers, with the parts of an earlier agent.
+        """Create and lock the folder, and serve its parts. Return the address for readers, with the parts of an earlier
+        agent.
 
         Folders that other agents have abandoned are removed. Return None if the job takes no regular snapshots, or,
         with a warning, if the folder or a port cannot be used.
@@ -135,7 +136,8 @@ class SnapshotKeeper:
         """Stop fetching and serving, and unlock the folder.
 
         Args:
-            remove: whether to remove the folder, because the job has ended here.
+            remove: whether to remove the folder, too, because the job has ended here. A folder that this agent could
+                not lock stays.
         """
         if self._fetching is not None:
             await asyncio.to_thread(self._fetching.close)

@@ -163,7 +163,8 @@ class PartWriter:
         self.body = memoryview(self._map)[:body_bytes]
 
     def finish(self, job: str, snapshot: SnapshotPart, manifest: bytes) -> int:
-        """Complete the file once its body is written: add the checksums, rename it, and return its size in bytes.
+        """Complete the file once its body is written: add the checksums, rename and close it, and return its size in
+        bytes.
 
         Raises:
             OSError: there is not enough memory. The file is removed.
