@@ -141,7 +141,8 @@ def find_job(
 ) -> JobEntry:
     """Return the job at an address, else the only one with this name, or the only one at all, on this machine.
 
-    For an address that is not registered here, or with a token, the entry consists of the arguments, without a name.
+    For an address that is not registered here, or with a token, the entry consists of the arguments, without a name. A
+    pool is only found by its address.
 
     Args:
         directory: the registry.

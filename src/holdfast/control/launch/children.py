@@ -76,8 +76,8 @@ def execute_order(order: CoordinatorOrder | AgentOrder) -> int:
 def main() -> int:
     """Read an order from stdin, run that coordinator or agent, and return its exit code.
 
-    Errors of holdfast are printed in a line and have their own codes. Others are printed with a traceback, and the code
-    is `EXIT_OUR_FAULT`; only SystemExit passes.
+    Errors of holdfast are printed in a line and have their own codes, and SIGINT gives `EXIT_INTERRUPTED`. Other errors
+    are printed with a traceback, and the code is `EXIT_OUR_FAULT`; only SystemExit passes.
     """
     try:
         with handled_sigint():
