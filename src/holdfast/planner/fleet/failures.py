@@ -88,7 +88,7 @@ def _make_course(case: FleetCase, history: FleetHistory, index: IntArray, warmup
     At the same moment, failures come before returns.
     """
     block, mark = history.outage_block[index], history.outage_mark[index]
-    start, end = (hours_to_seconds(times[index] - warmup) for times in (history.outage_start, history.outage_end))
+    start, end = ((times[index] - warmup) * SECONDS_PER_HOUR for times in (history.outage_start, history.outage_end))
     seconds = hours * SECONDS_PER_HOUR
     changes = [
         *_find_changes(block, start, mark, seconds, fails=True),
@@ -96,11 +96,6 @@ def _make_course(case: FleetCase, history: FleetHistory, index: IntArray, warmup
     ]
     changes.sort(key=lambda change: (change.time, not change.fails))
     return Course(seconds=seconds, away=frozenset(block[(start < 0) & (end > 0)].tolist()), changes=tuple(changes))
-
-
-def hours_to_seconds(hours: FloatArray) -> FloatArray:
-    """Convert hours to seconds."""
-    return hours * SECONDS_PER_HOUR
 
 
 def _find_changes(
