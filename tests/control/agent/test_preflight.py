@@ -27,7 +27,7 @@ def test_this_machine_is_fit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"workers": 1 << 20}, f"memory: .* MiB are left for {1 << 20} workers, each needs 64 at the least"),
+        ({"workers": 1 << 20}, f"memory: .* MiB are left for {1 << 20} workers, each needs at least 64"),
         ({"folder": "/nonexistent"}, "disk: /nonexistent: No such file or directory"),
         ({"host": "192.0.2.1"}, r"network: 192\.0\.2\.1 cannot be reached from itself: "),
         ({"program": "sh -c 'echo fan 3 stands >&2; exit 5'"}, "sh -c .*: sh ended with 5: fan 3 stands$"),

@@ -87,7 +87,7 @@ def _check_memory(workers: int) -> str:
     left = available_bytes()
     if left is None or left >= workers * WORKER_BYTES:
         return ""
-    return f"memory: {left >> 20} MiB are left for {workers} workers, each needs {WORKER_BYTES >> 20} at the least"
+    return f"memory: {left >> 20} MiB are left for {workers} workers, each needs at least {WORKER_BYTES >> 20}"
 
 
 def _check_disk(folder: str) -> str:

@@ -505,7 +505,7 @@ def _make_page(settings: AgentSettings) -> ProgressPage | None:
     try:
         return ProgressPage(settings.spec.workers_per_node)
     except OSError as error:
-        _log.warning("there is no memory for a page of progress, so that nobody sees a hung worker: %s", error)
+        _log.warning("there is no memory for a page of progress, so hung workers are not detected: %s", error)
         return None
 
 

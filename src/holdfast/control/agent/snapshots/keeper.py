@@ -153,7 +153,7 @@ class SnapshotKeeper:
 
 
 def _log_removed(path: Path, why: str) -> None:
-    _log.warning("%s is removed, it is no part of a snapshot of this job: %s", path, why)
+    _log.warning("%s is removed, because it is not part of a snapshot of this job: %s", path, why)
 
 
 def _make_and_lock(folder: Path) -> int:

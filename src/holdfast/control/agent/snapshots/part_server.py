@@ -71,7 +71,7 @@ class SnapshotServer:
         wire, key = Wire(connection), self._key()
         hello = wire.read(len(MAGIC) + NONCE)
         if not hello.startswith(MAGIC) or not key:
-            raise TransferError("this is not our protocol, or nobody is known yet")
+            raise TransferError("this is not our protocol, or this agent does not know the job's key yet")
         mine = secrets.token_bytes(NONCE)
         nonces = hello[len(MAGIC) :] + mine
         wire.write(mine + compute_proof(key, b"keeper", nonces))
