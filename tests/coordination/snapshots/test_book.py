@@ -109,6 +109,24 @@ def test_one_that_a_coordinator_has_found_whole_is_told_once_its_step_is_committ
     assert saved.step == 2
 
 
+def test_an_older_snapshot_is_emitted_once_it_is_the_newest_that_is_complete() -> None:
+    """A simulation (19410357537) found this: the job rolled back to a snapshot that the journal did not know."""
+    job = taken(Job().start(), 2, 4)
+    holds(job, 2, part(job, 4, 2))
+    job.boot(takeover=True)
+    for node in range(3):
+        worker = w(f"n{node}")
+        job.connect(hello(f"n{node}", kept=(attach(worker), msg.Entered(worker=worker, generation=1, applied=4))))
+    holds(job, 0, part(job, 2, 0), part(job, 4, 0))
+    holds(job, 1, part(job, 2, 1), part(job, 4, 1))
+    holds(job, 2, part(job, 4, 2))
+    assert [event.step for event in job.said(ev.SnapshotSaved)] == [4]
+    holds(job, 2, part(job, 2, 2), part(job, 4, 2))
+    assert not job.said(ev.SnapshotSaved), "the newer one can be used"
+    holds(job, 0, part(job, 2, 0))
+    assert [event.step for event in job.said(ev.SnapshotSaved)] == [2]
+
+
 def test_a_thousand_nodes_are_not_looked_through_for_each_of_them() -> None:
     job = Job(nodes=100).start()
     job.step(1)

@@ -78,6 +78,8 @@ class SnapshotBook:
         self._lost: dict[SnapshotKey, None] = {}
         #: The newest announced snapshot.
         self._newest_announced: SnapshotKey = (0, 0, 0)
+        #: The snapshots announced last, the oldest first.
+        self._announced: dict[SnapshotKey, None] = {}
         #: The parts that each node was last ordered to keep.
         self._asked: dict[str, tuple[WantedPart, ...]] = {}
         #: The step of the snapshot that was last reported as failed.
@@ -312,13 +314,19 @@ class SnapshotBook:
         """Emit each newly complete snapshot of a committed step with its cost and the number of failures that it
         survives.
 
-        Stashed state is not emitted.
+        One that is older than an emitted one is emitted only if no newer one is complete now: nodes that hold its parts
+        have returned, and the newer ones are lost. Stashed state is not emitted.
         """
-        usual = {key: one for key, one in held.items() if not one.example.everywhere}
-        complete = sorted(key for key, one in usual.items() if key > self._newest_announced and one.complete)
+        usual = {key: one for key, one in held.items() if not one.example.everywhere and key not in self._lost}
+        complete = sorted(key for key, one in usual.items() if one.complete)
         self._ahead = any(key[2] > committed for key in complete)
-        for key in [key for key in complete if key[2] <= committed]:
-            self._newest_announced, cost = key, self._costs.get(key, _Cost())
+        known = [key for key in complete if key[2] <= committed]
+        for key in known:
+            if key in self._announced or (key < self._newest_announced and key != known[-1]):
+                continue
+            self._announced[key] = None
+            _keep_newest(self._announced, _KEPT_COSTS)
+            self._newest_announced, cost = max(key, self._newest_announced), self._costs.get(key, _Cost())
             asked = self._config.spec.recovery.fault_threshold
             nodes = sum(node.snapshots is not None for node in self._transaction.members.nodes.values())
             self._transaction.emit(
