@@ -28,6 +28,7 @@ FOUND = {
     26_038_738_894: "a job waits for lost nodes, but not for a drained one that was lost after it was released",
     35_619_583_934: "the pool recalls a silent member and grants its node again as a standby",
     19_410_357_537: "a newer snapshot is lost, and nodes that hold parts of an older one return",
+    26_189_692_483: "a node returns to a coordinator that does not know that it was lost, and replaces another one",
     29_758_884_934: "a moved node becomes a member again before all members have applied its last step",
     41_123_026_888: "a checkpoint was sealed by order of a coordinator that died, and the next one drops it",
     35_055_151_877: "a worker that lost its work computes its full share while the others wait",

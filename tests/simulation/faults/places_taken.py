@@ -83,6 +83,7 @@ class PlacesTaken:
         elif isinstance(event, FailureDetected) and event.severity is Severity.PROCESS:
             # The node is present: the coordinator that lost it died before it wrote that to the record.
             self._lost.discard(event.node)
+            self._here.add(event.node)
 
     def _as_many(self, before: GenerationStarted, event: GenerationStarted) -> None:
         taken = {whose for name, whose in self._beside.items() if name in event.members}
