@@ -229,9 +229,10 @@ class LateWatch:
             del self._expected[next(iter(self._expected))]
 
     def _report_end(self, worker: str, reading: Reading) -> Late | None:
-        """Return the report that late or expected work has ended since the last check, or None.
+        """Return the report that the worker's last activity has ended since the last check, if it was late or took as
+        long as the coordinator has asked for (`WatchWork`).
 
-        None also if the activity goes on, or if it was neither late nor as long as expected.
+        None if neither, and if the activity goes on.
         """
         seen = self._activities.get(worker)
         if seen is None or seen.key == _activity_key(reading):

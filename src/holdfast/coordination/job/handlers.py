@@ -177,7 +177,8 @@ class MessageHandlers:
                 self._context.ledger.record_step(info.id, applied[info.index])
 
     def _on_attach(self, node: Node, attach: msg.Attach) -> None:
-        """Add a worker that has started, unless its layout, script settings or local rank do not fit.
+        """Add a worker that has started, unless its layout, script settings or local rank do not fit. A known worker is
+        ignored.
 
         An unfit node is refused, one with an impossible local rank expelled. Once the job has an outcome, the worker is
         told that it is done. Otherwise the node's new workers may join, replace lost ones, or wait as standbys.
@@ -338,7 +339,9 @@ class MessageHandlers:
             self._context.ledger.record_step(info.id, message.step)
 
     def _on_loads(self, node: Node, message: msg.Loads) -> None:
-        """Store a member's expert loads, unless its generation is unknown or the step implausible."""
+        """Store a member's expert loads. Ignore loads of an unknown generation, and of workers that are not members;
+        expel the node if the step is implausible.
+        """
         # Only the newest count is kept: one of an unknown generation would hide all later counts.
         known = message.generation <= self._transaction.record.generation
         if known and self._transaction.is_member(message.worker) and self.check_plausible(node, message.step):

@@ -269,13 +269,18 @@ class StandbyNodes:
         return False
 
     def on_raised(self, node: Node, worker: str, why: str) -> None:
-        """Replace a standby's process that has a script error from before; the node is no longer warm."""
+        """Replace a standby's process that reports a script error, for example one of its time as a member.
+
+        The node is no longer warm, and warms up again later.
+        """
         self._replace(node, worker)
         self._forget_warm_ups(node, worker)
         self._on_warm_up_failed(node, worker, why)
 
     def _forget_warm_ups(self, node: Node, worker: str) -> None:
-        """Forget the warm-ups of a lost process and of the others in its replica group."""
+        """Forget the warm-ups of a lost process and of the others in its replica group, which are removed from the
+        node.
+        """
         for one in (worker, *self._transaction.drop_group_of(worker)):
             self._void.pop(one, None)
             self._warm_ups[node.name].warm.pop(one, None)

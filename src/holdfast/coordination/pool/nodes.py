@@ -97,7 +97,8 @@ class PooledNodes:
         return f"grant {grant}" if grant > record.last_grant else ""
 
     def _refuse_newer(self, connection: int, node: str, knows: str, stands: NodeState) -> None:
-        """Write the record and refuse a node that knows more than it; the node's processes continue.
+        """Refuse a node that knows more than the record; its processes continue. The record is written first, which
+        fails if another server has replaced this one.
 
         `knows`: from `_describe_newer`.
         """

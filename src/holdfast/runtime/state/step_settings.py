@@ -45,8 +45,10 @@ class StepSettings:
         self._required = [parameter.requires_grad for parameter in self._parameters]
 
     def restore(self) -> None:
-        """Undo all changes since the settings were saved, also in added or removed groups, and drop the optimizer state
-        of parameters that were added. Do nothing between two steps.
+        """Undo all changes since the settings were saved: of groups, also added or removed ones, of their options, and
+        of which parameters require a gradient. Drop the optimizer state of parameters that were added.
+
+        Do nothing between two steps.
         """
         if self._groups is None:
             return

@@ -180,15 +180,14 @@ def _mean_stop_times(
 ) -> FloatArray:
     """Return how long a failure stops each job on average, in seconds.
 
-    The jobs with the largest weighted sizes have a warm standby from the reserve; others get a cold node, or go on with
-    fewer if that is faster.
+    Of the jobs that standbys help, those with the largest weighted sizes have a warm standby from the reserve; others
+    get a cold node, or go on with fewer if that is faster.
 
     Args:
         bids: the jobs
         sizes: nodes of each job
         reserve: reserved nodes
         without: probability that no standby is left
-        stops: stop times by job
     """
     order = sorted(range(len(bids)), key=lambda at: (-bids[at].weight * sizes[at], bids[at].order))
     warm = set([at for at in order if bids[at].may_wait and sizes[at]][:reserve])

@@ -18,8 +18,9 @@ _KEEP_FACTOR = 2.0
 def assign_standbys(bids: Sequence[Bid], nodes: Mapping[str, int], kept_back: int, left: int) -> dict[str, int]:
     """Return how many standbys each job should have; jobs without any are left out.
 
-    Requested ones come from nodes outside the reserve first; then each job without any gets one of the reserve, the
-    ones with the most to lose first.
+    Requested ones come from nodes outside the reserve first. Then each job without any gets one of the reserve, the
+    ones with the most to lose first; a job counts twice if it already has one. The rest of the reserve goes to the
+    remaining requests.
 
     Args:
         bids: jobs that standbys help

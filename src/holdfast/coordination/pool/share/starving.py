@@ -11,9 +11,9 @@ from holdfast.planning.waf.starved_jobs import Shortfall, find_shortfalls
 
 
 def find_starved(bids: Sequence[Bid], nodes: int, failure_rate: float) -> dict[str, str]:
-    """Return the jobs that would get no nodes if no job kept a minimum, and why, in words.
+    """Return the jobs that get no nodes if no job keeps a minimum, although their least would fit, and why, in words.
 
-    Preemptible jobs are left out.
+    Preemptible jobs are ignored: they are neither returned nor counted as competitors.
 
     Args:
         bids: jobs that share the nodes
