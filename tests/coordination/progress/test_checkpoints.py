@@ -47,7 +47,7 @@ def rolled_back() -> Job:
     return job
 
 
-def test_what_newer_ones_supersede_is_pruned_once_that_is_written_down() -> None:
+def test_superseded_checkpoints_are_pruned_once_the_record_is_written() -> None:
     job = Job(nodes=1).start()
     for step, name in ((1, "one"), (2, "two")):
         saves(job, step, name)
@@ -59,7 +59,7 @@ def test_what_newer_ones_supersede_is_pruned_once_that_is_written_down() -> None
     assert job.orders(msg.PruneCheckpoints) == {w("n0"): msg.PruneCheckpoints(term=1, names=(called(1, "one"),))}
 
 
-def test_one_that_cannot_be_written_is_told_and_a_person_of_the_first_in_a_row() -> None:
+def test_a_failed_checkpoint_is_emitted_and_an_action_only_for_the_first_in_a_row() -> None:
     job = Job(nodes=1).start()
     told: list[int] = []
     for step in (1, 2, 3, 4):
@@ -76,7 +76,7 @@ def test_one_that_cannot_be_written_is_told_and_a_person_of_the_first_in_a_row()
     assert told == [1, 2, 1]
 
 
-def test_what_a_crash_left_unpruned_is_named_again() -> None:
+def test_a_prune_order_repeats_what_a_crash_left_unpruned() -> None:
     job = Job(nodes=1).start()
     for step, name in ((1, "one"), (2, "two"), (3, "three")):
         saves(job, step, name)
@@ -86,7 +86,7 @@ def test_what_a_crash_left_unpruned_is_named_again() -> None:
     assert job.orders(msg.PruneCheckpoints)[w("n0")].names == (called(1, "one"), called(2, "two"))
 
 
-def test_one_that_was_accepted_before_a_roll_back_never_counts() -> None:
+def test_a_checkpoint_accepted_before_a_rollback_never_counts() -> None:
     """Reproducer twohop.py: the next loss would roll back to a later step on the abandoned lineage."""
     job = rolled_back()
     job.say(kept("n0", 3, "three"))
@@ -98,14 +98,14 @@ def test_one_that_was_accepted_before_a_roll_back_never_counts() -> None:
     assert job.orders(msg.Begin)[w("n0")].decision.source == msg.CheckpointSource(name=called(1, "one"))
 
 
-def test_what_was_written_before_a_roll_back_is_never_accepted() -> None:
+def test_a_part_written_before_a_rollback_is_never_accepted() -> None:
     job = rolled_back()
     job.say(written("n0", 1, ".abandoned"))
     assert not job.orders(msg.AcceptCheckpoint)
     assert job.orders(msg.PruneCheckpoints) == {w("n0"): msg.PruneCheckpoints(term=1, names=(called(1, "abandoned"),))}
 
 
-def test_what_waits_for_a_commit_is_pruned_by_a_roll_back() -> None:
+def test_a_checkpoint_of_an_uncommitted_step_is_pruned_by_a_rollback() -> None:
     job = Job(nodes=2).start()
     saves(job, 1, "one")
     job.say(written("n0", 2, ".two"))
@@ -114,7 +114,7 @@ def test_what_waits_for_a_commit_is_pruned_by_a_roll_back() -> None:
     assert job.orders(msg.PruneCheckpoints)[w("n0")].names == (called(2, "two"),)
 
 
-def test_one_that_a_newer_one_has_overtaken_is_pruned() -> None:
+def test_a_checkpoint_older_than_one_that_counts_is_pruned() -> None:
     job = Job(nodes=2).start()
     for step in (1, 2):
         job.step(step)
@@ -123,7 +123,7 @@ def test_one_that_a_newer_one_has_overtaken_is_pruned() -> None:
     assert job.orders(msg.PruneCheckpoints)[w("n1")].names == (called(1, "one"),)
 
 
-def test_one_that_a_newer_one_has_overtaken_counts_for_no_later_coordinator() -> None:
+def test_an_overtaken_checkpoint_does_not_count_for_a_later_coordinator() -> None:
     """It was sealed late and then removed by order, but the next coordinator received only the first message."""
     job = Job(nodes=2).start()
     for step in (1, 2):
@@ -139,7 +139,7 @@ def test_one_that_a_newer_one_has_overtaken_counts_for_no_later_coordinator() ->
     assert [plain(name) for name in job.machine.record.superseded] == ["one"]
 
 
-def test_one_that_an_earlier_coordinator_had_sealed_does_not_count_after_it_was_dropped() -> None:
+def test_a_dropped_checkpoint_does_not_count_although_an_earlier_coordinator_sealed_it() -> None:
     """A simulation (41123026888) found this: the second coordinator did not know that n2 had sealed it."""
     job = Job(nodes=3).start(saves=True)
     job.step(1)
@@ -160,7 +160,7 @@ def test_one_that_an_earlier_coordinator_had_sealed_does_not_count_after_it_was_
 
 
 @pytest.mark.parametrize("generation", [1, 2])
-def test_one_that_a_later_generation_may_have_removed_does_not_count(generation: int) -> None:
+def test_a_checkpoint_that_a_later_generation_may_have_removed_does_not_count(generation: int) -> None:
     """n1 seals step 1 while n0 seals step 2. n0 then removes unsealed checkpoints of earlier generations."""
     job = Job(nodes=3).start(saves=True)
     job.step(1)
@@ -183,7 +183,7 @@ def test_one_that_a_later_generation_may_have_removed_does_not_count(generation:
     assert len(names(job)) == (2 if generation == 1 else 1)
 
 
-def test_the_same_word_twice_changes_nothing() -> None:
+def test_repeated_reports_of_a_checkpoint_change_nothing() -> None:
     job = Job(nodes=1).start()
     saves(job, 1, "one")
     job.say(kept("n0", 1, "one"))
@@ -198,7 +198,7 @@ def parts_of(job: Job, step: int, *nodes: str, parts: int = 2, generation: int =
         job.say(written(node, step, "whole", part=part, parts=parts, generation=generation))
 
 
-def test_a_checkpoint_counts_once_all_parts_are_there_and_its_manifest() -> None:
+def test_a_checkpoint_counts_once_it_has_all_parts_and_a_manifest() -> None:
     job = Job(nodes=2).start()
     job.step(1)
     parts_of(job, 1, "n0")
@@ -222,7 +222,7 @@ def test_a_checkpoint_is_sealed_once_the_record_knows_its_step() -> None:
     assert job.records[-1].position.step == 3
 
 
-def test_a_part_counts_although_its_worker_has_died_meanwhile() -> None:
+def test_a_part_counts_although_its_worker_has_died() -> None:
     job = Job(nodes=2).start()
     job.step(1)
     parts_of(job, 1, "n0")
@@ -232,7 +232,7 @@ def test_a_part_counts_although_its_worker_has_died_meanwhile() -> None:
     assert len(job.orders(msg.AcceptCheckpoint)) == 1
 
 
-def test_whoever_was_to_seal_one_and_is_gone_is_replaced() -> None:
+def test_a_lost_node_that_was_to_seal_a_checkpoint_is_replaced() -> None:
     job = Job(nodes=2).start()
     job.step(1)
     parts_of(job, 1, "n0", "n1")
@@ -252,7 +252,7 @@ def test_parts_of_two_generations_make_no_checkpoint() -> None:
     assert not job.orders(msg.AcceptCheckpoint)
 
 
-def test_a_part_that_cannot_be_written_releases_who_waits_for_it_and_is_told() -> None:
+def test_a_part_that_cannot_be_written_is_emitted_and_releases_the_other_workers() -> None:
     job = Job(nodes=2).start()
     job.step(1)
     parts_of(job, 1, "n0")
@@ -279,7 +279,7 @@ def test_a_first_checkpoint_that_cannot_be_sealed_releases_the_workers_that_wait
     }
 
 
-def test_where_nobody_can_write_its_part_nobody_waits_for_it() -> None:
+def test_no_worker_waits_for_a_checkpoint_that_no_worker_can_write() -> None:
     """The shared folder is full: at the end of the loop, each worker waits for the result of its own part."""
     job = Job(nodes=3).start()
     job.step(1)
@@ -290,7 +290,7 @@ def test_where_nobody_can_write_its_part_nobody_waits_for_it() -> None:
         assert len(job.said(ev.CheckpointFailed)) == (node == "n2"), "the failure is reported once"
 
 
-def test_whoever_has_finished_without_its_part_is_not_waited_for() -> None:
+def test_a_checkpoint_is_dropped_if_a_worker_finishes_without_its_part() -> None:
     """A simulation (11694525625) found this: the worker had loaded a checkpoint that others then found damaged."""
     job = Job(nodes=2).start()
     job.step(1)
@@ -300,7 +300,7 @@ def test_whoever_has_finished_without_its_part_is_not_waited_for() -> None:
     assert list(job.orders(msg.PruneCheckpoints)) == [w("n0")]
 
 
-def test_whoever_has_left_without_its_part_is_not_waited_for() -> None:
+def test_a_checkpoint_is_dropped_if_a_worker_leaves_without_its_part() -> None:
     job = Job(nodes=2).start()
     job.step(1)
     parts_of(job, 1, "n0")
@@ -311,7 +311,7 @@ def test_whoever_has_left_without_its_part_is_not_waited_for() -> None:
     assert w("n0") in job.orders(msg.PruneCheckpoints)
 
 
-def test_an_expelled_members_never_counts() -> None:
+def test_a_part_of_an_expelled_member_never_counts() -> None:
     job = Job(nodes=3).start()
     job.step(1)
     job.say(written("n0", 2, ".two", parts=3))
@@ -327,7 +327,7 @@ def test_an_expelled_members_never_counts() -> None:
     assert not job.orders(msg.AcceptCheckpoint)
 
 
-def test_terms_go_on_counting_from_those_in_the_directory() -> None:
+def test_the_first_term_is_above_the_terms_in_the_checkpoint_directory() -> None:
     """A current writer is newer than every file in the directory, whatever the steps."""
     found = (KnownCheckpoint(step=90, name="ninety", term=4, generation=7),)
     job = Job(nodes=1)
@@ -336,7 +336,7 @@ def test_terms_go_on_counting_from_those_in_the_directory() -> None:
     assert [type(event) for event in job.last_events()] == [ev.JobStarted]
 
 
-def test_a_loss_before_the_first_checkpoint_begins_anew() -> None:
+def test_a_job_restarts_from_step_0_after_a_loss_before_its_first_checkpoint() -> None:
     job = Job(nodes=1).start(saves=True)
     for step in (1, 2):
         job.step(step)
@@ -349,7 +349,7 @@ def test_a_loss_before_the_first_checkpoint_begins_anew() -> None:
     assert "no checkpoint is kept yet: the job restarts from step 0" in back.why
 
 
-def test_a_job_whose_checkpoints_cannot_be_read_does_not_begin_anew() -> None:
+def test_a_job_without_readable_checkpoints_fails_instead_of_restarting_from_step_0() -> None:
     job = Job(nodes=1).start(saves=True)
     saves(job, 1, "one")
     job.lose("n0")
@@ -362,7 +362,7 @@ def test_a_job_whose_checkpoints_cannot_be_read_does_not_begin_anew() -> None:
     assert "no checkpoint can be read (1 could not)" in failed.why
 
 
-def test_whoever_could_read_one_that_others_could_not_hears_that_it_does_not_count() -> None:
+def test_a_damaged_checkpoint_is_reported_to_nodes_that_could_read_it() -> None:
     """Its state is now the only copy of that step, and it would not have saved it again."""
     job = Job(nodes=2).start(saves=True)
     saves(job, 1, "one")
@@ -376,7 +376,7 @@ def test_whoever_could_read_one_that_others_could_not_hears_that_it_does_not_cou
     assert job.orders(msg.PruneCheckpoints) == {w("n2"): order, w("n3"): order}
 
 
-def test_a_coordinator_that_takes_over_says_again_that_one_does_not_count() -> None:
+def test_a_new_coordinator_reports_a_damaged_checkpoint_again() -> None:
     """The previous coordinator recorded it and died before it told a worker; a worker that loaded it relies on it."""
     job = Job(nodes=2).start(saves=True)
     saves(job, 1, "one")
@@ -395,7 +395,7 @@ def test_a_coordinator_that_takes_over_says_again_that_one_does_not_count() -> N
     assert again == msg.PruneCheckpoints(term=2, names=(called(1, "one"),), remove=False)
 
 
-def test_who_asks_for_a_checkpoint_has_the_first_member_asked_in_each_generation_until_a_later_step_is_kept() -> None:
+def test_a_requested_checkpoint_is_ordered_once_per_generation_until_it_counts() -> None:
     job = Job(nodes=2).start(saves=True)
     saves(job, 1, "one")
     job.feed(SaveState())
@@ -437,7 +437,7 @@ def slow_job(slow: int, steps: int) -> Job:
 
 
 @pytest.mark.parametrize("slow", [0, 1, 7, 8, 9, 20])
-def test_one_slow_node_makes_checkpoints_less_frequent_and_no_more(slow: int) -> None:
+def test_one_slow_node_only_makes_checkpoints_less_frequent(slow: int) -> None:
     """Reproducer slow_disk.py: from 8 periods on, no checkpoint was ever complete."""
     job = slow_job(slow, 60)
     saved = [event.step for event in job.events if isinstance(event, ev.CheckpointSaved)]
@@ -453,7 +453,7 @@ def still_saving(job: Job, step: int, *more: msg.Wish) -> None:
         job.say(applied(w(node), 1, step, v, world=2))
 
 
-def test_checkpoints_that_are_left_out_are_reported_with_the_nodes_that_still_write() -> None:
+def test_left_out_checkpoints_are_emitted_with_the_nodes_that_still_write() -> None:
     job = Job(nodes=2).start(saves=True)
     job.step(1)
     parts_of(job, 1, "n0")
@@ -477,7 +477,7 @@ def test_checkpoints_that_are_left_out_are_reported_with_the_nodes_that_still_wr
     assert not job.said(ev.CheckpointDelayed), "an unchanged period is not reported"
 
 
-def test_where_time_says_when_only_those_that_were_asked_for_count_as_left_out() -> None:
+def test_with_a_period_in_time_only_requested_checkpoints_count_as_left_out() -> None:
     job = Job(nodes=2).start(saves=True, in_time=True)
     for step in range(1, 10):
         still_saving(job, step)
@@ -497,7 +497,7 @@ def unwritten(node: str, step: int, name: str) -> msg.CheckpointUnwritten:
     )
 
 
-def test_a_part_whose_folder_another_node_has_pruned_is_no_alert() -> None:
+def test_a_part_in_a_folder_that_another_node_pruned_causes_no_failure_event() -> None:
     """A requested save overtakes a slow one; the node that seals it removes older, unfinished checkpoints."""
     job = Job(nodes=2).start(saves=True)
     for step in (1, 2):
@@ -514,7 +514,7 @@ def test_a_part_whose_folder_another_node_has_pruned_is_no_alert() -> None:
     assert not job.said(ev.CheckpointFailed), "a newer checkpoint counts for every coordinator"
 
 
-def test_a_checkpoint_of_a_job_that_keeps_none_is_refused() -> None:
+def test_a_request_for_a_checkpoint_is_refused_if_the_job_keeps_none() -> None:
     job = Job(nodes=1).start()
     with pytest.raises(BadInputError, match="start it with --checkpoint-dir"):
         job.feed(SaveState())

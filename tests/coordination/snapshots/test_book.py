@@ -47,7 +47,7 @@ def everybody_dies(job: Job, *others: int) -> msg.Begin:
     return job.orders(msg.Begin)[w("n0", "b")]
 
 
-def test_where_all_workers_die_the_newest_snapshot_serves() -> None:
+def test_the_newest_snapshot_is_restored_after_all_workers_died() -> None:
     job = taken(Job().start(), 2, 4)
     begin = everybody_dies(job)
     source = begin.decision.source
@@ -62,7 +62,7 @@ def test_where_all_workers_die_the_newest_snapshot_serves() -> None:
     assert "the snapshot of step 4 serves, in the memory of n0, n1, n2" in back.why
 
 
-def test_one_that_lacks_a_part_or_whose_step_is_not_committed_does_not_serve() -> None:
+def test_an_incomplete_or_uncommitted_snapshot_is_not_restored() -> None:
     job = taken(Job().start(), 2)
     holds(job, 0, part(job, 2, 0), part(job, 3, 0))
     holds(job, 1, part(job, 2, 1), part(job, 3, 1))
@@ -76,7 +76,7 @@ def test_one_that_lacks_a_part_or_whose_step_is_not_committed_does_not_serve() -
     assert "4 committed steps are lost" in failed.why
 
 
-def test_a_snapshot_is_told_once_it_is_whole_and_committed() -> None:
+def test_a_snapshot_is_emitted_once_it_is_complete_and_committed() -> None:
     job = Job(spec=JobSpec(recovery=RecoverySpec(fault_threshold=4))).start()
     job.step(1)
     for node in range(3):
@@ -97,7 +97,7 @@ def test_a_snapshot_is_told_once_it_is_whole_and_committed() -> None:
     assert not job.said(ev.SnapshotSaved)
 
 
-def test_one_that_a_coordinator_has_found_whole_is_told_once_its_step_is_committed() -> None:
+def test_a_snapshot_found_complete_is_emitted_once_its_step_is_committed() -> None:
     """A simulation (19832909995) found this: the job rolled back to a snapshot that the journal did not know."""
     job = Job().start()
     job.step(1)
@@ -127,7 +127,7 @@ def test_an_older_snapshot_is_emitted_once_it_is_the_newest_that_is_complete() -
     assert [event.step for event in job.said(ev.SnapshotSaved)] == [2]
 
 
-def test_a_thousand_nodes_are_not_looked_through_for_each_of_them() -> None:
+def test_a_thousand_nodes_are_not_all_searched_for_each_report() -> None:
     job = Job(nodes=100).start()
     job.step(1)
     for node in range(100):
@@ -138,7 +138,7 @@ def test_a_thousand_nodes_are_not_looked_through_for_each_of_them() -> None:
     assert len(job.sent(msg.KeepSnapshots)) == 100
 
 
-def test_no_room_is_told() -> None:
+def test_a_snapshot_without_room_is_emitted_as_failed() -> None:
     job = Job().start()
     job.say(msg.SnapshotLeftOut(worker=w("n1"), generation=1, step=2, why="no room"))
     assert [(event.node, event.step, event.why) for event in job.said(ev.SnapshotFailed)] == [("n1", 2, "no room")]
@@ -148,7 +148,7 @@ def test_no_room_is_told() -> None:
     assert not job.said(ev.SnapshotFailed), "one event is enough"
 
 
-def test_each_part_is_to_lie_on_as_many_nodes_as_the_fault_threshold_says() -> None:
+def test_each_part_is_copied_to_as_many_nodes_as_the_fault_threshold() -> None:
     job = Job(nodes=4).start()
     for node in range(4):
         holds(job, node)
@@ -162,7 +162,7 @@ def test_each_part_is_to_lie_on_as_many_nodes_as_the_fault_threshold_says() -> N
     assert [asked.wanted for asked in job.sent(msg.KeepSnapshots)] == [()], "n1 already holds the part"
 
 
-def test_a_lost_node_takes_its_parts_along_but_for_their_copies() -> None:
+def test_a_snapshot_with_copies_of_a_lost_nodes_parts_is_restored() -> None:
     job = taken(Job().start(), 4)
     holds(job, 0, part(job, 4, 0), part(job, 4, 1))
     assert job.machine.context.snapshots.newest(4) == (4, 1)
@@ -175,7 +175,7 @@ def test_a_lost_node_takes_its_parts_along_but_for_their_copies() -> None:
     assert [source.keepers[place].node for (place,) in source.parts] == ["n0", "n0", "n2"]
 
 
-def test_what_cannot_be_read_is_passed_over_and_never_tried_again() -> None:
+def test_an_unreadable_snapshot_is_skipped_and_never_tried_again() -> None:
     job = taken(Job().start(), 2, 4)
     begin = everybody_dies(job)
     assert begin.decision.applied == 4
@@ -224,7 +224,7 @@ def test_a_second_copy_of_a_damaged_part_keeps_the_snapshot() -> None:
     assert job.machine.context.interruption.stop is None, "n0 has another copy of it"
 
 
-def test_who_has_tried_all_copies_that_were_named_is_told_of_one_that_has_come_since() -> None:
+def test_a_worker_that_tried_all_named_copies_gets_one_that_appeared_since() -> None:
     job = taken(Job().start(), 4)
     begin = everybody_dies(job)
     holds(job, 2, part(job, 4, 2), part(job, 4, 1))
@@ -238,7 +238,7 @@ def test_who_has_tried_all_copies_that_were_named_is_told_of_one_that_has_come_s
     assert [source.keepers[place].node for (place,) in source.parts] == ["n0", "n2", "n2"]
 
 
-def test_parts_of_another_run_are_dropped_and_said() -> None:
+def test_parts_of_another_run_are_dropped_and_emitted_as_rejected() -> None:
     job = Job().start()
     foreign = part(job, 9, 0, born=1.0)
     holds(job, 0, foreign)
@@ -249,7 +249,7 @@ def test_parts_of_another_run_are_dropped_and_said() -> None:
     assert job.sent(msg.DropSnapshots)
 
 
-def test_after_a_roll_back_what_was_undone_does_not_count_and_what_was_not_still_does() -> None:
+def test_snapshots_of_undone_steps_do_not_count_after_a_rollback() -> None:
     job = taken(Job().start(), 2, 4)
     holds(job, 2, part(job, 2, 2))
     begin = everybody_dies(job)
@@ -265,7 +265,7 @@ def test_after_a_roll_back_what_was_undone_does_not_count_and_what_was_not_still
     assert job.orders(msg.Begin)[w("n0", "c")].decision.applied == 2, "its own lineage began with step 2"
 
 
-def test_a_coordinator_that_comes_later_knows_it_from_hello() -> None:
+def test_a_later_coordinator_learns_the_snapshots_from_hello() -> None:
     job = taken(Job().start(), 3)
     parts = [part(job, 3, node) for node in range(3)]
     job.boot(takeover=True)
@@ -278,7 +278,7 @@ def test_a_coordinator_that_comes_later_knows_it_from_hello() -> None:
 
 
 @pytest.mark.parametrize("policy", ["shrink", "restart-all"])
-def test_the_baseline_that_restarts_all_goes_back_to_checkpoints_alone(policy: str) -> None:
+def test_the_restart_baseline_uses_checkpoints_only(policy: str) -> None:
     spec = JobSpec(recovery=RecoverySpec(on_node_failure=policy))  # pyright: ignore[reportArgumentType]
     job = taken(Job(nodes=2, spec=spec).start(), 3, nodes=2)
     assert job.machine.context.snapshots.find_newest(3) is not None
@@ -290,7 +290,7 @@ def test_the_baseline_that_restarts_all_goes_back_to_checkpoints_alone(policy: s
     assert kinds <= {DecisionKind.ROLLBACK if policy == "shrink" else DecisionKind.START}
 
 
-def test_a_coordinator_that_comes_later_waits_for_those_that_hold_what_it_goes_back_to() -> None:
+def test_a_later_coordinator_waits_for_the_nodes_that_hold_the_decided_snapshot() -> None:
     job = taken(Job().start(), 3)
     parts = [part(job, 3, node) for node in range(3)]
     for node in range(3):
@@ -307,7 +307,7 @@ def test_a_coordinator_that_comes_later_waits_for_those_that_hold_what_it_goes_b
     assert job.orders(msg.Begin)[w("n0", "b")].decision.applied == 3
 
 
-def test_it_does_not_wait_for_ever() -> None:
+def test_a_later_coordinator_stops_waiting_for_the_nodes_of_a_snapshot() -> None:
     job = taken(Job().start(), 3)
     for node in range(3):
         job.tell(f"n{node}", killed(w(f"n{node}")))
@@ -320,7 +320,7 @@ def test_it_does_not_wait_for_ever() -> None:
     assert any(isinstance(event, ev.JobFailed) for event in job.events)
 
 
-def test_where_too_many_nodes_are_lost_the_newest_checkpoint_is_named() -> None:
+def test_a_checkpoint_is_restored_if_too_many_parts_of_the_snapshot_are_lost() -> None:
     job = taken(Job().start(), 2, 4)
     job.say(kept("n0", 2, "two"))
     holds(job, 0, part(job, 4, 0), part(job, 4, 1))
