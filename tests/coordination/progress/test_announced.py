@@ -42,7 +42,7 @@ def page(node: str, *numbers: int) -> msg.AppliedSteps:
     return msg.AppliedSteps(workers={w(node): max(numbers)}, steps=known)
 
 
-def test_one_witness_of_the_next_step_announces_a_step_at_its_own_time() -> None:
+def test_a_step_is_announced_with_its_own_time_by_one_witness_of_the_next() -> None:
     job = Job().start()
     job.say(applied(w("n1"), 1, 1), after=1.0)
     heard = job.now
@@ -52,7 +52,7 @@ def test_one_witness_of_the_next_step_announces_a_step_at_its_own_time() -> None
     assert [event.time for event in job.said(ev.StepCommitted)] == [heard]
 
 
-def test_the_last_step_waits_for_nobody_s_next() -> None:
+def test_the_last_step_is_announced_by_the_reports_of_all_members() -> None:
     job = Job().start()
     job.say(applied(w("n1"), 1, 1))
     for node in ("n0", "n2"):
@@ -61,7 +61,7 @@ def test_the_last_step_waits_for_nobody_s_next() -> None:
     assert steps(job) == [1]
 
 
-def test_a_number_for_each_worker_is_each_one_s() -> None:
+def test_a_heartbeat_has_one_step_per_worker_of_the_node() -> None:
     job, here = Job(nodes=1).boot(), [msg.worker_id("n0", index, "a") for index in range(2)]
     job.connect(msgspec.structs.replace(hello("n0"), workers=2))
     for worker in here:
@@ -75,7 +75,7 @@ def test_a_number_for_each_worker_is_each_one_s() -> None:
     assert steps(job) == [1]
 
 
-def test_a_proof_counts_once_all_are_heard_of() -> None:
+def test_a_passed_step_proves_nothing_before_all_members_have_entered() -> None:
     """Only then the costs of the Begin are known, and workers that need no state may execute FORWARD earlier."""
     job = Job().boot()
     for node in NODES:
@@ -100,7 +100,7 @@ def joining() -> Job:
     return job
 
 
-def test_the_longest_pause_of_a_step_is_told_with_it() -> None:
+def test_a_committed_step_has_the_longest_pause_of_its_members() -> None:
     job = Job().start()
     for node, paused_s in (("n0", 0.0), ("n1", 0.25), ("n2", 0.125)):
         job.tick(1.0)
@@ -114,7 +114,7 @@ def test_the_longest_pause_of_a_step_is_told_with_it() -> None:
     assert committed.paused_s == 0.25
 
 
-def test_a_step_is_announced_with_the_one_at_which_the_loop_ends() -> None:
+def test_a_committed_step_has_the_number_of_the_last_step() -> None:
     job = Job().start()
     for step, last_step in ((1, 0), (2, 500), (3, 600)):
         job.tick(1.0)
@@ -124,7 +124,7 @@ def test_a_step_is_announced_with_the_one_at_which_the_loop_ends() -> None:
         assert (committed.step, committed.last_step) == (step, last_step)
 
 
-def test_what_is_proven_of_the_members_of_before_is_announced_before_others_are_members() -> None:
+def test_steps_proven_by_a_swap_are_announced_before_the_new_generation() -> None:
     job = joining()
     job.say(applied(w("n0"), 1, 1))
     job.say(applied(w("n0"), 1, 2, commit(1.0, msg.Flag.SWAP)))
@@ -133,14 +133,14 @@ def test_what_is_proven_of_the_members_of_before_is_announced_before_others_are_
     assert (committed.step, committed.generation, started.generation) == (1, 1, 2)
 
 
-def test_a_swap_that_only_the_newcomer_tells_of_proves_the_step_before() -> None:
+def test_a_swap_reported_only_by_the_new_node_proves_the_step_before_it() -> None:
     job = joining()
     job.say(applied(w("n0"), 1, 1))
     job.say(entered("n3", 2, 2))
     assert steps(job) == [1]
 
 
-def test_a_proof_is_one_of_its_generation_s_members() -> None:
+def test_a_passed_step_proves_steps_only_for_the_members_of_its_generation() -> None:
     job = joining()
     job.say(applied(w("n0"), 1, 1))
     job.say(applied(w("n0"), 1, 2, commit(1.0, msg.Flag.SWAP)))
@@ -153,7 +153,7 @@ def test_a_proof_is_one_of_its_generation_s_members() -> None:
     assert steps(job) == [1, 2]
 
 
-def test_nothing_is_announced_between_a_stop_and_its_decision() -> None:
+def test_no_step_is_announced_between_a_stop_and_its_decision() -> None:
     job = broken()
     for step in (1, 2, 3):
         job.say(applied(w("n1"), 1, step))
@@ -162,7 +162,7 @@ def test_nothing_is_announced_between_a_stop_and_its_decision() -> None:
     assert steps(job) == []
 
 
-def test_what_only_survivors_have_applied_is_told_with_their_reports_and_keeps_its_loss() -> None:
+def test_steps_applied_only_by_survivors_are_announced_with_their_losses() -> None:
     job = broken()
     job.tell("n1", page("n1", 1, 2))
     job.report("n1", 2)
@@ -172,7 +172,7 @@ def test_what_only_survivors_have_applied_is_told_with_their_reports_and_keeps_i
     assert losses(job) == [1.0, 1.0]
 
 
-def test_a_decision_drops_what_is_known_beyond_its_step() -> None:
+def test_a_decision_drops_results_of_later_steps() -> None:
     job = broken()
     job.say(applied(w("n1"), 1, 1, commit(5.0)))
     job.lose("n1")
@@ -182,7 +182,7 @@ def test_a_decision_drops_what_is_known_beyond_its_step() -> None:
     assert losses(job) == [3.0]
 
 
-def test_where_somebody_stood_before_a_roll_back_does_not_count() -> None:
+def test_heartbeats_from_before_a_rollback_do_not_count() -> None:
     job = Job(nodes=2).start()
     job.step(1)
     job.say(written("n0", 1, "one"))
@@ -201,7 +201,7 @@ def test_where_somebody_stood_before_a_roll_back_does_not_count() -> None:
     assert steps(job) == [1, 2, 2]
 
 
-def test_a_step_that_came_with_a_state_has_no_time_of_its_own() -> None:
+def test_a_step_keeps_the_time_of_its_first_report() -> None:
     job = Job().start()
     job.say(applied(w("n0"), 1, 1))
     heard = job.now
@@ -211,7 +211,7 @@ def test_a_step_that_came_with_a_state_has_no_time_of_its_own() -> None:
     assert [event.time for event in job.said(ev.StepCommitted)] == [heard]
 
 
-def test_the_more_nodes_there_are_the_more_seldom_they_are_told_what_to_forget() -> None:
+def test_committed_messages_are_less_frequent_with_more_nodes() -> None:
     def told_after_s(nodes: int) -> float:
         job = Job(nodes=nodes).start()
         times: list[float] = []

@@ -30,19 +30,19 @@ def lost(*, nodes: int = 4, copies: int = 3, back_s: float = 0.0) -> NodesLost:
     return NodesLost(nodes=nodes, lost=1, copies=copies, back_s=back_s)
 
 
-def test_before_anything_was_measured_it_is_at_once() -> None:
+def test_without_measurements_a_standby_takes_over_at_once() -> None:
     choice = choose_replacement(MeasuredCosts(), lost(), 0.0)
     assert choice.at_once
     assert choice.why.endswith("(estimates)")
 
 
-def test_state_that_comes_while_the_step_is_done_again_costs_nothing() -> None:
+def test_a_transfer_shorter_than_the_redone_step_costs_nothing() -> None:
     choice = choose_replacement(measured(Job().start(), transfer_s=0.9), lost(), 0.0)
     assert choice.at_once
     assert "at once costs 0.00 s of training" in choice.why
 
 
-def test_with_experts_all_wait_for_it() -> None:
+def test_with_experts_the_whole_transfer_is_counted() -> None:
     loss = replace(lost(), experts=True)
     assert (
         "at once costs 0.90 s of training" in choose_replacement(measured(Job().start(), transfer_s=0.9), loss, 0.0).why
@@ -50,20 +50,18 @@ def test_with_experts_all_wait_for_it() -> None:
 
 
 @pytest.mark.parametrize(("nodes", "at_once"), [(2, True), (64, False)])
-def test_a_long_transfer_is_waited_for_by_few_nodes_and_goes_beside_the_training_of_many(
-    nodes: int, *, at_once: bool
-) -> None:
+def test_few_nodes_wait_for_a_long_transfer_and_many_train_on_meanwhile(nodes: int, *, at_once: bool) -> None:
     """With a 20 s transfer, all nodes wait 19 s; or one of 2 (of 64) is missing that long, then a swap follows."""
     costs = measured(Job().start(), transfer_s=4.0 if nodes == 2 else 20.0)
     assert choose_replacement(costs, lost(nodes=nodes), 0.0).at_once is at_once
 
 
-def test_little_is_no_reason_to_leave_the_usual_way() -> None:
+def test_a_small_gain_does_not_postpone_the_replacement() -> None:
     costs = measured(Job().start(), transfer_s=1.9)
     assert choose_replacement(costs, lost(nodes=64), 0.0).at_once
 
 
-def test_a_last_copy_that_would_cost_days_is_copied_first() -> None:
+def test_a_costly_last_copy_of_the_state_is_copied_at_once() -> None:
     costs = measured(Job().start(), transfer_s=20.0, build_s=1.0)
     days_s = 40 * FIRST_LOSS_S
     assert not choose_replacement(costs, lost(nodes=64, copies=2, back_s=days_s), 0.0).at_once
@@ -96,12 +94,12 @@ def recovered(job: Job, *members: str) -> ev.Recovered:
     return event
 
 
-def test_the_event_says_why_a_standby_has_taken_the_place() -> None:
+def test_recovered_explains_why_a_standby_took_over_at_once() -> None:
     event = recovered(beside(), "n0", "s0", "n2", "n3")
     assert (event.action, event.why.startswith("a standby that takes over at once costs")) == ("replace", True)
 
 
-def test_the_event_says_why_it_has_not_and_it_joins_then() -> None:
+def test_recovered_explains_why_the_standby_joins_later() -> None:
     job = beside()
     measured(job, transfer_s=60.0)
     event = recovered(job, "n0", "n2", "n3")
@@ -112,5 +110,5 @@ def test_the_event_says_why_it_has_not_and_it_joins_then() -> None:
     assert w("s0") in pending.workers
 
 
-def test_the_event_says_that_no_standby_is_warm() -> None:
+def test_recovered_reports_that_no_standby_is_warm() -> None:
     assert recovered(beside(warm=False), "n0", "n2", "n3").why == "no standby is warm: 3 of 4 nodes go on"

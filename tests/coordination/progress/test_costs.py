@@ -24,13 +24,13 @@ def with_a_standby() -> Job:
     return job
 
 
-def test_before_anything_was_measured_they_are_guessed() -> None:
+def test_costs_are_estimates_before_any_measurement() -> None:
     costs = costs_of(Job().start())
     assert {cost: costs.of(cost) for cost in Cost} == PRIORS
     assert not any(costs.is_measured(cost) for cost in Cost)
 
 
-def test_a_standbys_start_and_warm_up_are_measured_and_a_later_coordinator_knows_them() -> None:
+def test_a_standbys_measured_start_and_warm_up_survive_a_takeover() -> None:
     job = with_a_standby()
     assert costs_of(job).of(Cost.START) == pytest.approx(0.7, abs=0.05)
     assert costs_of(job).of(Cost.WARM_UP) == 0.25
@@ -39,7 +39,7 @@ def test_a_standbys_start_and_warm_up_are_measured_and_a_later_coordinator_knows
     assert costs_of(job).is_measured(Cost.START)
 
 
-def test_a_replacement_measures_the_decision_the_group_and_what_came() -> None:
+def test_a_replacement_measures_decision_group_build_and_transfer() -> None:
     job = with_a_standby()
     job.lose("n1")
     job.report("n0", 1)
@@ -55,7 +55,7 @@ def test_a_replacement_measures_the_decision_the_group_and_what_came() -> None:
     assert all(costs.is_measured(cost) for cost in (Cost.DECISION, Cost.BUILD))
 
 
-def test_of_many_measurements_the_newest_count() -> None:
+def test_a_cost_is_the_median_of_the_newest_measurements() -> None:
     job = Job().start()
     costs = costs_of(job)
     for seconds in (100.0, 100.0, 100.0, 1.0, 2.0, 3.0, 4.0, 5.0):
@@ -63,7 +63,7 @@ def test_of_many_measurements_the_newest_count() -> None:
     assert costs.of(Cost.WARM_UP) == 3.0
 
 
-def test_the_more_nodes_are_lost_the_sooner_the_next_is_expected_and_two_at_once_are_one() -> None:
+def test_the_expected_time_between_losses_falls_with_each_loss() -> None:
     job = Job(nodes=4).start()
     job.step(1, "n0", "n1", "n2", "n3")
     costs, start = costs_of(job), job.machine.record.run_since

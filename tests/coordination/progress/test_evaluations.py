@@ -21,7 +21,7 @@ def reported_evaluations(job: Job) -> list[tuple[str, int]]:
     return [(event.name, event.step) for event in evaluated(job)]
 
 
-def test_each_is_told_once_and_in_order() -> None:
+def test_each_evaluation_is_emitted_once_and_in_order() -> None:
     job = Job(nodes=2).start()
     job.step(1)
     job.step(2)
@@ -33,7 +33,7 @@ def test_each_is_told_once_and_in_order() -> None:
     assert [event.metrics for event in evaluated(job)] == [{"loss": 0.5}] * 2
 
 
-def test_a_coordinator_that_comes_later_knows_what_was_told() -> None:
+def test_a_later_coordinator_knows_the_emitted_evaluations() -> None:
     before = Job(nodes=2).start()
     before.step(1)
     before.say(done(w("n0"), 1))
@@ -46,7 +46,7 @@ def test_a_coordinator_that_comes_later_knows_what_was_told() -> None:
     assert reported_evaluations(job) == [("eval", 1), ("eval", 2)]
 
 
-def test_what_a_roll_back_undoes_is_told_again() -> None:
+def test_an_evaluation_of_an_undone_step_is_emitted_again() -> None:
     job = Job(nodes=1).start()
     job.step(1)
     job.say(done(w("n0"), 1))
@@ -56,14 +56,14 @@ def test_what_a_roll_back_undoes_is_told_again() -> None:
     assert reported_evaluations(job) == [("eval", 1), ("eval", 1)]
 
 
-def test_what_is_no_number_is_null() -> None:
+def test_a_metric_that_is_not_finite_becomes_null() -> None:
     job = Job(nodes=1).start()
     job.step(1)
     job.say(done(w("n0"), 1, value=float("nan")))
     assert [event.metrics for event in evaluated(job)] == [{"loss": None}]
 
 
-def test_a_stranger_s_word_and_one_of_a_generation_to_come_do_not_count() -> None:
+def test_results_of_unknown_workers_and_later_generations_do_not_count() -> None:
     job = Job(nodes=2).start()
     job.step(1)
     job.say(done(w("n0"), 1, generation=9))

@@ -34,7 +34,7 @@ def test_any_interleaving_with_repeats_releases_each_step_once_in_order(data: st
     assert released == list(range(1, min(heard.values()) + 1))
 
 
-def test_a_member_not_heard_of_holds_everything_up() -> None:
+def test_no_step_is_released_while_a_members_step_is_unknown() -> None:
     ledger = StepLedger()
     ledger.add_report(applied(MEMBERS[0], 1, 1), 100.0)
     ledger.follow(1, MEMBERS[:2])
@@ -43,14 +43,14 @@ def test_a_member_not_heard_of_holds_everything_up() -> None:
     assert [done.step for done in ledger.release()] == [1]
 
 
-def test_replicas_that_differ_are_never_tolerated() -> None:
+def test_different_results_of_one_step_raise_an_error() -> None:
     ledger = StepLedger()
     ledger.add_report(applied(MEMBERS[0], 1, 1, commit(1.0)), 100.0)
     with pytest.raises(DivergedError, match="step 1"):
         ledger.add_report(applied(MEMBERS[1], 1, 1, commit(1.0 + 1e-15)), 100.0)
 
 
-def test_the_node_whose_state_is_another_is_named_once_all_have_told() -> None:
+def test_the_node_with_another_state_is_named_once_all_have_reported() -> None:
     """The order of the reports does not matter; the step is not committed before the last one."""
     for order in itertools.permutations(MEMBERS):
         ledger = StepLedger()
@@ -68,7 +68,7 @@ def test_the_node_whose_state_is_another_is_named_once_all_have_told() -> None:
         assert ledger.describe_divergence() == ""
 
 
-def test_of_two_states_nobody_knows_which_is_right() -> None:
+def test_both_nodes_are_named_if_two_states_differ() -> None:
     ledger = StepLedger()
     ledger.follow(1, MEMBERS[:2])
     for worker, state_hash in zip(MEMBERS, ("good", "bad"), strict=False):
@@ -78,7 +78,7 @@ def test_of_two_states_nobody_knows_which_is_right() -> None:
     )
 
 
-def test_who_does_not_tell_its_state_is_not_waited_for_beyond_the_next_step() -> None:
+def test_a_missing_state_hash_is_awaited_until_the_next_step_only() -> None:
     ledger = StepLedger()
     ledger.follow(1, MEMBERS)
     for worker, state_hash in zip(MEMBERS[:2], ("good", "bad"), strict=True):
@@ -88,7 +88,7 @@ def test_who_does_not_tell_its_state_is_not_waited_for_beyond_the_next_step() ->
     assert "step 1: the state of n0, n1 differ" in ledger.describe_divergence()
 
 
-def test_who_has_joined_after_the_step_has_no_state_of_its_own_to_tell() -> None:
+def test_no_state_hash_is_awaited_from_a_worker_that_joined_after_the_step() -> None:
     """Its state came from another node. If the job has no further step, no other report would ever come."""
     ledger = StepLedger()
     ledger.follow(1, MEMBERS[:2])
@@ -100,7 +100,7 @@ def test_who_has_joined_after_the_step_has_no_state_of_its_own_to_tell() -> None
     assert "step 1: the state of n0, n1 differ" in ledger.describe_divergence()
 
 
-def test_nan_is_equal_to_itself() -> None:
+def test_results_with_nan_are_equal() -> None:
     ledger = StepLedger()
     ledger.follow(1, MEMBERS)
     for worker in MEMBERS:
@@ -108,7 +108,7 @@ def test_nan_is_equal_to_itself() -> None:
     assert [done.step for done in ledger.release()] == [1]
 
 
-def test_what_is_undone_is_held_against_nobody() -> None:
+def test_a_result_of_an_undone_step_is_not_compared() -> None:
     ledger = StepLedger()
     ledger.add_report(applied(MEMBERS[2], 1, 1, commit(9.0)), 100.0)
     ledger.forget(MEMBERS[2])
@@ -119,7 +119,7 @@ def test_what_is_undone_is_held_against_nobody() -> None:
     assert [done.commit for done in ledger.release()] == [commit(1.0)]
 
 
-def test_who_is_taken_back_does_not_stand_any_longer_where_it_stood() -> None:
+def test_a_workers_step_is_forgotten_if_the_step_is_undone() -> None:
     ledger = StepLedger()
     ledger.follow(1, MEMBERS[:2])
     for worker, steps in ((MEMBERS[0], 2), (MEMBERS[1], 1)):
@@ -134,7 +134,7 @@ def test_who_is_taken_back_does_not_stand_any_longer_where_it_stood() -> None:
     assert [done.step for done in ledger.release()] == [2]
 
 
-def test_going_back_releases_the_same_steps_again() -> None:
+def test_steps_are_released_again_after_a_reset() -> None:
     ledger = StepLedger()
     ledger.follow(1, MEMBERS[:1])
     for step in (1, 2):
@@ -145,7 +145,7 @@ def test_going_back_releases_the_same_steps_again() -> None:
     assert [done.step for done in ledger.release()] == [2]
 
 
-def test_only_what_nobody_can_tell_any_more_is_filled_in() -> None:
+def test_only_results_that_are_lost_are_filled_in() -> None:
     ledger = StepLedger()
     ledger.add_report(applied(MEMBERS[0], 1, 2, commit(2.0)), 100.0)
     last = Report(
@@ -160,7 +160,7 @@ def test_only_what_nobody_can_tell_any_more_is_filled_in() -> None:
     assert [step.commit for step in done[1:]] == [commit(2.0), commit(3.0)]
 
 
-def test_steps_that_log_much_are_released_a_few_at_a_time() -> None:
+def test_steps_with_large_logs_are_released_a_few_at_a_time() -> None:
     heavy = msgspec.structs.replace(commit(), metrics={f"{number:020}": 1.0 for number in range(500)})
     ledger = StepLedger()
     ledger.follow(1, MEMBERS[:1])
@@ -176,7 +176,7 @@ def test_steps_that_log_much_are_released_a_few_at_a_time() -> None:
     assert released == list(range(1, 101))
 
 
-def test_what_was_logged_belongs_to_v() -> None:
+def test_different_logged_values_raise_an_error() -> None:
     """Replicas that log different values differ."""
     ledger = StepLedger()
     nan = msgspec.structs.replace(commit(), metrics={"a": float("nan")})

@@ -25,7 +25,7 @@ def rolled_back() -> Job:
     return job
 
 
-def test_what_was_applied_before_a_roll_back_is_void() -> None:
+def test_a_result_from_before_a_rollback_is_ignored() -> None:
     job = rolled_back()
     job.say(applied(w("n0"), 1, 2, commit(9.0), world=2))
     for node in ("n0", "n1"):
@@ -36,7 +36,7 @@ def test_what_was_applied_before_a_roll_back_is_void() -> None:
     assert committed.loss == commit(3.0).loss_sum / commit(3.0).samples
 
 
-def test_who_entered_before_a_roll_back_has_lost_what_it_had() -> None:
+def test_a_worker_that_entered_before_a_rollback_has_not_applied_the_undone_step() -> None:
     job = rolled_back()
     job.boot(takeover=True)
     job.connect(hello("n0", (attach(w("n0")), msg.Entered(worker=w("n0"), generation=1, applied=2)), term=1))
@@ -51,7 +51,7 @@ def test_who_entered_before_a_roll_back_has_lost_what_it_had() -> None:
     assert [event.step for event in job.said(ev.StepCommitted)] == [2]
 
 
-def test_who_had_ended_its_loop_before_a_roll_back_has_not_applied_those_steps_since() -> None:
+def test_the_end_of_a_loop_before_a_rollback_does_not_count() -> None:
     """Found by a simulation: an agent reported the end of a loop that a rollback had undone."""
     job = rolled_back()
     job.boot(takeover=True)
@@ -69,7 +69,7 @@ def test_who_had_ended_its_loop_before_a_roll_back_has_not_applied_those_steps_s
     assert len(job.said(ev.JobFinished)) == 1
 
 
-def test_a_member_that_is_on_its_way_back_is_waited_for() -> None:
+def test_a_decision_waits_for_a_member_that_reconnects() -> None:
     """After a restart, two members have reported; the third may have passed a step that they have not."""
     job = Job().start()
     job.step(1)
@@ -92,7 +92,7 @@ def test_a_member_that_is_on_its_way_back_is_waited_for() -> None:
     assert len(begin.plan.members) == 3
 
 
-def test_a_part_that_claims_a_later_coordinator_never_counts() -> None:
+def test_a_checkpoint_part_of_a_later_term_never_counts() -> None:
     """A coordinator of that term had an older store, so its checkpoints are not on the lineage."""
     job = Job(nodes=1).start(saves=True)
     job.step(1)

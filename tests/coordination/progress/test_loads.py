@@ -18,18 +18,18 @@ from holdfast.protocol.messages import any_side as msg
 
 
 @given(st.lists(st.floats(0, 1e6, width=32), min_size=8, max_size=8))
-def test_a_blob_says_what_went_into_it(values: list[float]) -> None:
+def test_encoded_loads_are_decoded_unchanged(values: list[float]) -> None:
     tokens = np.array(values).reshape(2, 4)
     assert (decode_loads(encode_loads(tokens), SHAPE) == tokens).all()
 
 
 @pytest.mark.parametrize("tokens", [np.ones((2, 3)), np.full((2, 4), np.nan), -np.ones((2, 4)), np.ones((0, 4))])
-def test_what_are_no_loads_is_refused(tokens: FloatArray) -> None:
+def test_invalid_loads_are_refused(tokens: FloatArray) -> None:
     with pytest.raises(ValueError, match="are not the loads of 4 experts in 2 layers"):
         decode_loads(encode_loads(tokens), SHAPE)
 
 
-def test_a_time_without_end_is_refused() -> None:
+def test_an_infinite_token_time_is_refused() -> None:
     book = moe_job().machine.context.loads
     assert not book.on_loads(loads(np.ones((2, 4)), token_s=np.inf))
     assert book.tokens is None
@@ -37,7 +37,7 @@ def test_a_time_without_end_is_refused() -> None:
     assert book.token_s == 0.5
 
 
-def test_a_failure_is_mended_alone_and_the_loads_are_followed_by_a_search() -> None:
+def test_a_failure_only_repairs_the_placement_and_a_search_follows_the_loads() -> None:
     job = moe_job(4)
     before = job.records[-1].plan
     assert before is not None
@@ -63,7 +63,7 @@ def test_a_failure_is_mended_alone_and_the_loads_are_followed_by_a_search() -> N
     assert sum(decode_experts(blob, SHAPE) for blob in found.experts.placement).tolist() == [[3, 2, 2, 2], [2, 2, 2, 3]]
 
 
-def test_a_joiner_comes_into_a_placement_that_follows_the_loads() -> None:
+def test_the_slots_of_a_joining_node_go_to_the_experts_with_the_most_load() -> None:
     job = moe_job(3)
     job.say(loads())
     job.connect(hello("n3"))
@@ -73,7 +73,7 @@ def test_a_joiner_comes_into_a_placement_that_follows_the_loads() -> None:
     assert replicas(pending) == [[5, 2, 2, 3], [2, 2, 2, 6]], "the joiner's slots go to the hottest, and no others"
 
 
-def test_only_the_newest_report_of_a_member_counts() -> None:
+def test_only_the_newest_loads_of_a_member_count() -> None:
     job = moe_job(3)
     book = job.machine.context.loads
     job.say(loads(step=20))
@@ -90,7 +90,7 @@ def test_only_the_newest_report_of_a_member_counts() -> None:
 
 
 @pytest.mark.parametrize("generation", [2, 1 << 63])
-def test_a_report_of_a_generation_that_is_none_yet_shadows_no_later_one(generation: int) -> None:
+def test_loads_of_an_unknown_generation_are_ignored(generation: int) -> None:
     job = moe_job(3)
     book = job.machine.context.loads
     job.say(loads(SKEWED + 1, generation=generation))
@@ -100,20 +100,20 @@ def test_a_report_of_a_generation_that_is_none_yet_shadows_no_later_one(generati
     assert (book.tokens == SKEWED).all()
 
 
-def test_a_report_of_a_step_that_nobody_can_have_come_to_expels_its_node() -> None:
+def test_loads_of_an_implausible_step_expel_the_node() -> None:
     job = moe_job(3)
     job.say(loads(step=1 << 63))
     assert job.machine.context.loads.tokens is None
     assert [failure.node for failure in job.said(ev.FailureDetected)] == ["n0"]
 
 
-def test_a_report_that_is_damaged_changes_nothing() -> None:
+def test_damaged_loads_are_ignored() -> None:
     job = moe_job(3)
     job.say(loads(np.ones((2, 3))))
     assert job.machine.context.loads.tokens is None
 
 
-def test_a_coordinator_that_takes_over_hears_the_newest_loads_again() -> None:
+def test_a_new_coordinator_receives_the_newest_loads_again() -> None:
     job = moe_job(3)
     job.say(loads())
     job.boot(takeover=True)

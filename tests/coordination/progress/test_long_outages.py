@@ -25,7 +25,7 @@ def pages(node: str) -> list[msg.AppliedSteps]:
     return [msg.AppliedSteps(workers=tops, steps=tuple(steps[at : at + size])) for at in range(0, len(steps), size)]
 
 
-def test_a_node_that_claims_more_steps_than_can_have_been_done_is_expelled() -> None:
+def test_a_node_that_reports_implausibly_many_steps_is_expelled() -> None:
     """Otherwise the coordinator would count every claimed step."""
     job = Job(nodes=3).start()
     job.tell("n0", msg.AppliedSteps(workers={w("n0"): 1 << 53}, given_up=1 << 53))
@@ -36,7 +36,7 @@ def test_a_node_that_claims_more_steps_than_can_have_been_done_is_expelled() -> 
     assert [event.members for event in job.said(ev.GenerationStarted)] == [("n2",)]
 
 
-def test_a_report_of_more_steps_than_the_time_allows_is_believed_nobody() -> None:
+def test_a_report_of_more_steps_than_the_time_allows_expels_the_node() -> None:
     """Otherwise all steps in between would be written to the journal, and training would skip them."""
     job = Job(nodes=3).start()
     job.step(1)
@@ -48,7 +48,7 @@ def test_a_report_of_more_steps_than_the_time_allows_is_believed_nobody() -> Non
     assert [event.members for event in job.said(ev.GenerationStarted)] == [("n1",)]
 
 
-def test_what_can_be_done_in_an_outage_is_believed_and_no_more() -> None:
+def test_after_an_outage_as_many_steps_are_accepted_as_its_time_allows() -> None:
     before = Job(nodes=2).start()
     before.step(1)
     for top, expelled in ((100_000, []), (10_000_000, ["n0"])):
@@ -59,7 +59,7 @@ def test_what_can_be_done_in_an_outage_is_believed_and_no_more() -> None:
         assert [failure.node for failure in job.said(ev.FailureDetected)] == expelled
 
 
-def test_where_nobody_can_say_how_long_it_was_more_is_believed() -> None:
+def test_more_steps_are_accepted_if_the_time_of_the_outage_is_unknown() -> None:
     """A clock was set back, the previous step result is unknown, or some nodes missed a rollback."""
     before = Job(nodes=2).start()
     before.step(1)
@@ -74,7 +74,7 @@ def test_where_nobody_can_say_how_long_it_was_more_is_believed() -> None:
     assert not ledger.plausible(1_000_000, 0.1)
 
 
-def test_steps_after_an_outage_whose_v_is_lost_do_not_make_the_others_liars() -> None:
+def test_steps_with_lost_results_do_not_make_later_steps_implausible() -> None:
     """The time of such a step is unknown; later steps may have taken most of the outage."""
     before = Job(nodes=2).start()
     before.step(1)
@@ -90,9 +90,7 @@ def test_steps_after_an_outage_whose_v_is_lost_do_not_make_the_others_liars() ->
 
 
 @pytest.mark.parametrize(("steps", "waited_for"), [(msg.PAGE_STEPS, True), (1, False)])
-def test_who_has_much_to_tell_is_waited_for_and_not_who_says_little_again_and_again(
-    steps: int, waited_for: bool
-) -> None:
+def test_a_report_in_full_pages_is_awaited_and_one_in_small_pieces_is_not(steps: int, waited_for: bool) -> None:
     job = Job(nodes=2, report_timeout_s=5.0).start()
     job.step(1)
     job.lose("n1")
@@ -127,7 +125,7 @@ KEPT = msg.KeptStep(
         ),
     ],
 )
-def test_a_node_that_stands_where_nobody_can_is_expelled_and_the_job_comes_to_its_end(claim: msg.AgentMessage) -> None:
+def test_a_node_at_an_impossible_step_is_expelled_and_the_job_finishes(claim: msg.AgentMessage) -> None:
     """A reported step only grows, so the job would wait forever for all nodes to reach its last step."""
     job = Job(nodes=3).start()
     job.tell("n2", claim)
@@ -142,7 +140,7 @@ def test_a_node_that_stands_where_nobody_can_is_expelled_and_the_job_comes_to_it
     assert job.machine.record.outcome == "finished"
 
 
-def test_v_of_a_step_that_nobody_can_have_passed_is_believed_nobody() -> None:
+def test_a_result_of_an_impossible_step_expels_the_node() -> None:
     job = Job(nodes=3).start()
     job.lose("n2")
     job.report("n0", 0, passed=msg.PassedStep(step=ABSURD, commit=commit()))
@@ -151,7 +149,7 @@ def test_v_of_a_step_that_nobody_can_have_passed_is_believed_nobody() -> None:
     assert [event.members for event in job.said(ev.GenerationStarted)] == [("n1",)]
 
 
-def test_a_node_that_is_expelled_for_its_hello_is_not_there_by_what_else_it_says() -> None:
+def test_no_message_of_a_node_counts_after_its_hello_expelled_it() -> None:
     job = Job(nodes=3).start()
     absurd = msg.AppliedSteps(workers={w("n3"): 1}, given_up=ABSURD)
     job.connect(hello("n3", (absurd, attach(w("n3")), absurd)))
@@ -160,7 +158,7 @@ def test_a_node_that_is_expelled_for_its_hello_is_not_there_by_what_else_it_says
     assert job.machine.members.worker(w("n3")) is None
 
 
-def test_what_is_told_of_an_outage_costs_the_same_however_many_steps_it_has() -> None:
+def test_the_cost_of_an_announcement_does_not_depend_on_the_length_of_the_outage() -> None:
     """Millions of steps may be given up, or claimed falsely; each announcement processes a limited number."""
     ledger, top = StepLedger(), MAX_BEYOND
     report = msg.Report(worker=w("n0"), term=1, generation=1, applied=top, step=top + 1, phase=msg.Phase.COMPUTE)
@@ -175,7 +173,7 @@ def test_what_is_told_of_an_outage_costs_the_same_however_many_steps_it_has() ->
     assert [done.step for done in ledger.release(AT_ONCE)] == list(range(1, AT_ONCE + 1))
 
 
-def test_v_that_a_report_still_knows_counts_for_a_step_that_was_given_up() -> None:
+def test_a_result_in_a_report_counts_for_a_step_that_was_given_up() -> None:
     ledger = StepLedger()
     ledger.follow(1, [w("n0")])
     ledger.give_up_to(2, BATCH)
@@ -189,7 +187,7 @@ def test_v_that_a_report_still_knows_counts_for_a_step_that_was_given_up() -> No
     assert second.commit == commit(3.0)
 
 
-def test_what_was_made_up_for_and_undone_is_made_up_for_again() -> None:
+def test_filled_in_steps_that_are_undone_are_filled_in_again() -> None:
     ledger = StepLedger()
     ledger.give_up_to(8, BATCH)
     ledger.undo_after(3)
@@ -200,7 +198,7 @@ def test_what_was_made_up_for_and_undone_is_made_up_for_again() -> None:
     assert [known.step for known in ledger.unannounced] == [2, 3, 4]
 
 
-def test_no_record_holds_all_the_steps_of_an_outage_in_which_a_member_died() -> None:
+def test_the_steps_of_an_outage_are_announced_over_several_records() -> None:
     before = Job(nodes=2).start()
     before.step(1)
     job = Job(nodes=2, records=before.records, events=before.events, now=before.now + 1000.0).boot(takeover=True)

@@ -21,7 +21,7 @@ def fields_of(failure: ev.FailureDetected) -> tuple[str, str, int, int | None, s
     return failure.node, failure.detector, failure.severity, failure.step, failure.phase
 
 
-def test_a_recoverys_phases_follow_one_another_and_what_survivors_have_computed_is_counted() -> None:
+def test_recovered_has_all_phases_and_the_kept_micro_batches_of_survivors() -> None:
     job = Job().start()
     job.step(1)
     job.now += 1.0
@@ -45,7 +45,7 @@ def test_a_recoverys_phases_follow_one_another_and_what_survivors_have_computed_
     assert (recovered.micro_batches_kept, recovered.micro_batches_redone) == (3, None), "n2's share is not known"
 
 
-def test_where_the_same_members_try_again_all_is_known() -> None:
+def test_a_retry_with_the_same_members_counts_kept_and_redone_micro_batches() -> None:
     job = Job().start()
     job.step(1)
     job.say(msg.Complaint(worker=w("n1"), generation=1, detail="reset by peer"))
@@ -63,7 +63,7 @@ def test_where_the_same_members_try_again_all_is_known() -> None:
     )
 
 
-def test_a_step_that_is_finished_from_what_is_there_computes_nothing_again() -> None:
+def test_a_step_finished_from_existing_sums_redoes_no_micro_batch() -> None:
     job = Job().start()
     job.lose("n2")
     passed = msg.PassedStep(step=1, commit=msg.Commit(grad_square=1.0, loss_sum=24.0, samples=24, nonfinite=0))
@@ -75,7 +75,7 @@ def test_a_step_that_is_finished_from_what_is_there_computes_nothing_again() -> 
     assert (recovered.micro_batches_kept, recovered.micro_batches_redone) == (6, 0)
 
 
-def test_a_process_that_ends_starts_again() -> None:
+def test_the_end_of_a_process_is_a_failure_of_the_process_only() -> None:
     job = Job().start()
     job.tell("n1", msg.WorkerDown(worker=w("n1"), kind=FailureKind.PROCESS_EXIT, detail="killed", exit_code=-9))
     (failure,) = job.said(ev.FailureDetected)
@@ -83,7 +83,7 @@ def test_a_process_that_ends_starts_again() -> None:
     assert failure.category == "exited_abnormally"
 
 
-def test_a_process_that_dies_of_its_machine_takes_the_node_out() -> None:
+def test_a_process_ended_by_a_hardware_error_is_a_failure_of_the_node() -> None:
     """Its agent finds the same class in the same table, and leaves."""
     job = Job().start()
     detail = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
@@ -93,7 +93,7 @@ def test_a_process_that_dies_of_its_machine_takes_the_node_out() -> None:
     assert failure.category == "ecc_error"
 
 
-def test_the_sites_classes_count_and_every_agent_is_told_them() -> None:
+def test_a_users_failure_classes_apply_and_are_sent_to_all_agents() -> None:
     rule = FailureRule(pattern="fan", status="fan_failed", severity=Severity.NODE)
     job = Job(rules=(rule,), spec=JobSpec(recovery=RecoverySpec(max_restarts=2))).start()
     job.connect(hello("n3"))
@@ -104,7 +104,7 @@ def test_the_sites_classes_count_and_every_agent_is_told_them() -> None:
     assert (failure.category, failure.severity) == ("fan_failed", 1)
 
 
-def test_a_member_that_others_wait_for_is_told_with_the_place_where_it_stands() -> None:
+def test_the_member_that_the_others_wait_for_is_reported_with_its_step_and_phase() -> None:
     job = Job().start()
     job.step(1)
     job.say(msg.Complaint(worker=w("n0"), generation=1, detail="timed out", timed_out=True))

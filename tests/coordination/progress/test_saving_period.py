@@ -15,7 +15,7 @@ BOUNDS = PeriodBounds()
 DAY_S = 86400.0
 
 
-def test_the_first_one_comes_soon_and_shows_what_one_costs() -> None:
+def test_the_first_period_is_short() -> None:
     assert saving_period_s(Saving(), 0.0, BOUNDS) == BOUNDS.first_s
 
 
@@ -31,14 +31,14 @@ def test_the_first_one_comes_soon_and_shows_what_one_costs() -> None:
         (4.0, 999, 0.0, 400.0),  # at most a hundredth of the time
     ],
 )
-def test_the_period_follows_what_saves_cost_and_how_often_they_were_needed(
+def test_the_period_follows_the_cost_of_saves_and_the_rate_of_losses(
     cost_s: float, losses: int, lived_s: float, expected_s: float
 ) -> None:
     saving = Saving(cost_s=cost_s, saves=1, losses=losses)
     assert saving_period_s(saving, lived_s, BOUNDS) == pytest.approx(expected_s, rel=0.01)
 
 
-def test_costs_are_averaged_and_follow_what_changes() -> None:
+def test_the_cost_of_saves_is_a_moving_average() -> None:
     saving = add_save(Saving(), 10.0, 1.0)
     assert saving == Saving(saved_at=10.0, cost_s=1.0, saves=1)
     saving = add_save(saving, 20.0, 3.0)
@@ -61,7 +61,7 @@ def saves(job: Job, step: int) -> None:
     job.say(kept("n0", step, "c"))
 
 
-def test_all_are_asked_through_one_when_it_is_time_and_not_again_before_the_next() -> None:
+def test_a_save_is_requested_from_the_first_worker_once_per_period() -> None:
     job = Job(nodes=2).start(saves=True, in_time=True)
     job.step(1)
     job.tick(BOUNDS.first_s - 1.0)
@@ -80,7 +80,7 @@ def test_all_are_asked_through_one_when_it_is_time_and_not_again_before_the_next
     assert asked(job) == [w("n0")]
 
 
-def test_nobody_is_asked_where_nothing_is_new_or_steps_are_counted_or_none_are_kept() -> None:
+def test_no_save_is_requested_without_a_new_step_or_a_period_in_time() -> None:
     jobs = [
         Job().start(saves=True, in_time=True),
         Job().start(saves=True),
@@ -93,7 +93,7 @@ def test_nobody_is_asked_where_nothing_is_new_or_steps_are_counted_or_none_are_k
         assert asked(job) == []
 
 
-def test_a_coordinator_that_takes_over_knows_the_period() -> None:
+def test_a_new_coordinator_knows_the_saving_period() -> None:
     job = Job(nodes=1).start(saves=True, in_time=True)
     saves(job, 1)
     before = job.machine.context.checkpoints.period_s
@@ -103,7 +103,7 @@ def test_a_coordinator_that_takes_over_knows_the_period() -> None:
     assert job.machine.record.saving.saves == 1
 
 
-def test_a_roll_back_makes_saves_more_frequent() -> None:
+def test_a_rollback_shortens_the_saving_period() -> None:
     job = Job(nodes=1).start(saves=True, in_time=True)
     saves(job, 1)
     before = job.machine.context.checkpoints.period_s

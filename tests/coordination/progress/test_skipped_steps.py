@@ -38,7 +38,7 @@ def failed(job: Job) -> list[str]:
     return [event.why for event in job.events if isinstance(event, ev.JobFailed)]
 
 
-def test_the_first_one_is_reported_and_asks_for_a_person() -> None:
+def test_each_skipped_step_is_emitted_and_the_first_requests_an_action() -> None:
     one = job()
     apply_step(one, 1, commit())
     apply_step(one, 2, BAD)
@@ -50,13 +50,13 @@ def test_the_first_one_is_reported_and_asks_for_a_person() -> None:
     assert [(event.about, event.about_seq) for event in asked] == [("step_skipped", skipped.seq)]
 
 
-def test_it_is_in_the_record_before_a_coordinator_can_be_lost() -> None:
+def test_a_skipped_step_is_written_to_the_record() -> None:
     one = job()
     apply_step(one, 1, BAD)
     assert any(isinstance(event, ev.StepSkipped) for event in one.records[-1].outbox)
 
 
-def test_so_many_in_a_row_end_the_job_which_names_the_last_good_step() -> None:
+def test_too_many_skipped_steps_in_a_row_fail_the_job() -> None:
     one = job(3)
     for step, v in enumerate((commit(), BAD, BAD, BAD), 1):
         assert failed(one) == []
@@ -68,7 +68,7 @@ def test_so_many_in_a_row_end_the_job_which_names_the_last_good_step() -> None:
     assert end.exit_code == EXIT_FAILED
 
 
-def test_where_checkpoints_are_kept_all_stop_first_to_have_them_counted() -> None:
+def test_too_many_skipped_steps_stop_all_members_if_checkpoints_are_kept() -> None:
     one = job(2, saves=True)
     for step, v in enumerate((commit(), BAD, BAD), 1):
         apply_step(one, step, v)
@@ -79,7 +79,7 @@ def test_where_checkpoints_are_kept_all_stop_first_to_have_them_counted() -> Non
 
 
 @pytest.mark.parametrize("at_most", [0, 4])
-def test_fewer_in_a_row_or_no_limit_end_nothing(at_most: int) -> None:
+def test_fewer_skipped_steps_or_no_limit_do_not_fail_the_job(at_most: int) -> None:
     one = job(at_most)
     for step, v in enumerate((BAD, BAD, BAD, commit(), BAD, BAD, BAD), 1):
         apply_step(one, step, v)
@@ -87,7 +87,7 @@ def test_fewer_in_a_row_or_no_limit_end_nothing(at_most: int) -> None:
     assert failed(one) == []
 
 
-def test_steps_that_a_loss_scale_skips_neither_count_nor_break_the_row() -> None:
+def test_steps_skipped_by_a_loss_scale_neither_count_nor_end_a_row() -> None:
     one = job(3)
     for step, v in enumerate((OVERFLOW, OVERFLOW, OVERFLOW, BAD, OVERFLOW, BAD), 1):
         apply_step(one, step, v)
@@ -98,7 +98,7 @@ def test_steps_that_a_loss_scale_skips_neither_count_nor_break_the_row() -> None
     assert len(failed(one)) == 1
 
 
-def test_another_coordinator_goes_on_counting() -> None:
+def test_the_count_of_skipped_steps_is_part_of_the_position() -> None:
     one = job(3)
     apply_step(one, 1, BAD)
     apply_step(one, 2, BAD)
@@ -107,14 +107,14 @@ def test_another_coordinator_goes_on_counting() -> None:
     assert position.after(one.events[-1]).skipped_in_a_row == 2
 
 
-def test_a_roll_back_begins_a_new_row() -> None:
+def test_a_rollback_resets_the_count_of_skipped_steps() -> None:
     one = job(3)
     apply_step(one, 1, BAD)
     back = ev.RolledBack(time=1.0, job="j", term=1, generation=2, seq=9, to_step=0, why="w")
     assert one.machine.transaction.position.after(back).skipped_in_a_row == 0
 
 
-def test_an_infinite_loss_with_finite_gradients_is_reported_once_and_counts_for_nothing() -> None:
+def test_an_infinite_loss_with_finite_gradients_is_emitted_once_and_not_counted() -> None:
     one = job(2)
     for step, loss in enumerate((1.0, inf, -inf, 1.0, nan), 1):
         apply_step(one, step, commit(loss))
@@ -123,7 +123,7 @@ def test_an_infinite_loss_with_finite_gradients_is_reported_once_and_counts_for_
     assert rows(one) == []
 
 
-def test_a_first_loss_that_is_infinite_is_reported() -> None:
+def test_an_infinite_first_loss_is_emitted() -> None:
     one = job()
     apply_step(one, 1, commit(inf))
     assert [event.step for event in one.events if isinstance(event, ev.LossNotFinite)] == [1]
@@ -146,7 +146,7 @@ def finish(job: Job, step: int, *nodes: str) -> None:
 
 
 @pytest.mark.parametrize("at_most", [2, 3])
-def test_loops_that_end_at_a_swap_do_not_end_the_job_well_after_too_many_skipped_steps(at_most: int) -> None:
+def test_too_many_skipped_steps_fail_a_job_whose_loops_end_at_a_swap(at_most: int) -> None:
     """The members ended their loops, and never entered the generation that began with their last step."""
     one = job(at_most)
     apply_step(one, 1, BAD)
@@ -158,7 +158,7 @@ def test_loops_that_end_at_a_swap_do_not_end_the_job_well_after_too_many_skipped
     assert [event.reason for event in one.events if isinstance(event, ev.JobFinished)] == ["completed"] * (at_most - 2)
 
 
-def test_a_job_that_is_started_again_is_not_judged_before_it_rolls_back() -> None:
+def test_a_restarted_job_is_not_failed_for_steps_that_it_will_roll_back() -> None:
     """The job was killed while it saved; its record has the plan under which too many steps were skipped."""
     one = job(2, saves=True)
     apply_step(one, 1, BAD)
@@ -176,7 +176,7 @@ def left(node: str, step: int) -> msg.WorkerDown:
     return msg.WorkerDown(worker=w(node), applied=step, **end)  # pyright: ignore[reportArgumentType]
 
 
-def test_scripts_that_have_left_their_loops_at_a_swap_fail_the_job_too() -> None:
+def test_too_many_skipped_steps_fail_a_job_whose_scripts_ended_at_a_swap() -> None:
     """n3 waits for a state that no process holds any longer."""
     one = job(2)
     apply_step(one, 1, BAD)

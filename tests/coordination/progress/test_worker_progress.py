@@ -24,7 +24,7 @@ STEPS = st.integers(0, 6)
         max_size=40,
     )
 )
-def test_counted_is_what_a_walk_would_find(changes: list[tuple[object, ...]]) -> None:
+def test_the_counts_equal_a_count_over_all_workers(changes: list[tuple[object, ...]]) -> None:
     standings, step = WorkerProgress(1), 1
     members: set[str] = set()
     known: dict[str, int] = {}
