@@ -151,7 +151,10 @@ class _RollCall:
         self._missing: set[str] = set()
 
     def missing(self, plan: GenerationPlan, find: Callable[[str], WorkerInfo | None]) -> set[str]:
-        """Return the members that have not reached the state. A new plan is checked completely.
+        """Return the members of the plan that have not reached the state that this roll call is about, as `far`
+        decides.
+
+        A new plan is checked completely; the members of the same plan are not checked again, except by `update`.
 
         Args:
             find: returns a worker's info, or None if it is lost.
@@ -162,7 +165,10 @@ class _RollCall:
         return self._missing
 
     def update(self, worker: str, info: WorkerInfo | None) -> None:
-        """Check a worker again after a change, if it is in the plan; `info` is None if it is lost."""
+        """Check again, after a change, whether a worker has reached the state that this roll call is about.
+
+        Ignored if the worker is not in the plan of the last `missing`. `info` is None if the worker is lost.
+        """
         plan = self._plan
         if plan is None or plan.rank(worker) is None:
             return

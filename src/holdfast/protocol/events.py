@@ -299,7 +299,7 @@ class CorruptionFound(Event, frozen=True, kw_only=True, tag_field="event", tag="
 
     @property
     def summary(self) -> str:
-        """The finding in one sentence."""
+        """The finding in one sentence, with the step: wrong samples, or workers that differ in settings or state."""
         if self.what == "samples":
             return f"the samples of step {self.step} were not what they must be: {self.detail}"
         return f"workers differed before step {self.step}: {self.detail}"

@@ -173,10 +173,10 @@ class KnownPlans:
     def _recipients(
         self, order: Posted | LookAround | Stop | Arm | Disarm | Void | JobDone, workers: Sequence[str]
     ) -> frozenset[str]:
-        """Return the workers for which an order is meant: all, the members of its generation, or for Stop and Disarm
-        those of the current one.
+        """Return the workers for which an order is meant.
 
-        A Void also ends the pending generation.
+        JobDone is for all; Disarm is for the members of the current generation, Stop also for those of the pending one;
+        any other order is for the members of the generation that it names. A Void also ends the pending generation.
         """
         match order:
             case Arm():

@@ -221,7 +221,8 @@ class AgentMachine:
         """Handle a message of the coordinator: an order for workers, storage or this node, the answer to Hello,
         committed steps, or a request for the shell to answer (`AnswerRequest`).
 
-        Ignored without a connection or after the end. The shell itself handles injected faults (NodeFault).
+        Ignored without a connection or after the end. EndNode is also ignored if the job is done on all local ranks:
+        the node then ends after its scripts. The shell itself handles injected faults (NodeFault).
         """
         if self.over is not None or not self._connected:
             return []
@@ -430,9 +431,14 @@ class AgentMachine:
     def _replace_lost(
         self, place: LocalRank, down: WorkerDown, now: float, *, free: bool = False, last: bool = False
     ) -> list[AgentInstruction]:
-        """Report a lost worker, and start another process for its local rank; see `_replace`.
+        """Report a lost worker to the coordinator, and start another process for its local rank, unless `_replace`
+        decides otherwise.
 
-        If it was warming up, report that as failed, too: the restart then does not count.
+        If it was warming up, report that as failed, too; the restart then does not count.
+
+        Args:
+            free: Whether the restart does not count against the limit.
+            last: Whether the local rank stays empty.
         """
         cold: list[AgentInstruction] = []
         if warming := place.warming:

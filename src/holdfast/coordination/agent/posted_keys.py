@@ -19,7 +19,8 @@ class PostedKeys:
         self._collected: dict[int, Collected] = {}
 
     def add(self, post: Post, members: frozenset[str]) -> Iterator[Posts]:
-        """Add a worker's key; return the bundles to send: none until all members on the node have posted.
+        """Add a worker's key; return the bundles to send to the coordinator: none until all members on the node have
+        posted, then all keys that wait.
 
         Keys of all but the two newest generations are dropped.
 

@@ -113,7 +113,7 @@ def count_fewest_nodes(shape: ExpertShape, held: Sequence[tuple[str, bytes]]) ->
 
 
 def _parse_blob(blob: bytes, shape: ExpertShape) -> IntArray:
-    """Return the numbers in a blob, the ends of layers included.
+    """Return the numbers in a blob, the ends of layers included; none for an empty blob.
 
     Raises:
         ValueError: The blob does not fit the shape.

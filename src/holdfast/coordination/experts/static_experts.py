@@ -19,8 +19,10 @@ from holdfast.protocol.plan import ExpertPlan, ExpertShape
 
 
 def choose_ep_size(shape: ExpertShape | None, asked: int) -> int | Shortage:
-    """Return P: as requested, else the smallest divisor with chunks that fit a node's slots; 1 for a dense model by
-    default.
+    """Return P, the number of chunks into which the experts are divided.
+
+    It is the requested one, else the smallest divisor with chunks that fit a node's slots. For a dense model it is the
+    requested one, else 1.
 
     Args:
         shape: the experts, or None for a dense model
@@ -56,9 +58,9 @@ def assign_chunks(
 
     Args:
         workers: at least P workers, in order of preference
-        held: the blob of each worker
+        held: the experts that each worker holds now, as a blob; a missing worker holds none
         shape: the experts, or None for a dense model
-        ep_size: P
+        ep_size: P, the number of chunks into which the experts are divided
 
     Returns:
         Worker -> chunk, for as many workers as the largest multiple of P.
@@ -93,7 +95,7 @@ def place_static(
     Args:
         shape: the experts
         workers: the members, in rank order
-        held: the blob of each worker
+        held: the experts that each worker holds now, as a blob; a missing worker holds none
         chunks: the chunk of each worker (`assign_chunks`)
         asked: The requested f, for the record. At most world / P is given.
     """

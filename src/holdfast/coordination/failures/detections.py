@@ -84,7 +84,8 @@ def worker_missing(node: str, worker: str, now: float) -> Failure:
 
 
 def collective_failed(complaint: Complaint, report: Report, node: str, now: float) -> Failure:
-    """Return the failure of collectives or transfers without evidence of a cause.
+    """Return a failure of severity RETRY on `node`, for collectives or transfers that failed without evidence of a
+    cause.
 
     Args:
         complaint: the complaint of a member

@@ -161,7 +161,9 @@ class EscalationPolicy:
         self._last_excluded = node, f"is given up: {why}"
 
     def quarantine_given_up(self) -> None:
-        """Quarantine nodes that were given up before a step that is committed now: they were the cause."""
+        """Quarantine each given-up node if a later step was committed without it: the node was the cause, and not the
+        work. Emit `node_left` for each.
+        """
         transaction = self._transaction
         for entry in [one for one in transaction.record.given_up if one.step <= transaction.position.step]:
             self.quarantine(entry.node, entry.host, entry.why)

@@ -127,7 +127,7 @@ def _find_majority(groups: Iterable[Sequence[Report]]) -> Sequence[Report] | Non
     """Return the group of more than half of the workers.
 
     If no group is that large, it is the group of the workers that have not received their state since all were equal,
-    if these agree.
+    if these agree; else None.
     """
     groups = list(groups)
     workers = sum(map(len, groups))

@@ -271,8 +271,9 @@ def select_fallback(workers: Sequence[str], complaints: Mapping[str, Complaint],
 def _suspect_fallback(
     workers: Sequence[str], complaints: Mapping[str, Complaint], transfers: StateTransfers
 ) -> dict[str, str]:
-    """Return the node of `select_fallback`, with the first complaint: without other evidence another set of members
-    must do.
+    """Return the node of `select_fallback`, with the first complaint as the reason; {} if no other node would stay.
+
+    For members that have failed before, if there is no other evidence: another set of members must be tried.
     """
     first = next(iter(complaints.values()))
     blamed = select_fallback(workers, complaints, transfers)

@@ -292,7 +292,10 @@ class LayoutChanges:
         self._stopping.start(self._transaction.now, reason=LAYOUT)
 
     def _finish_stash(self, plan: GenerationPlan, change: LayoutChange) -> None:
-        """Record the stash and the layout's step times, and activate the new layout, which starts from the stash."""
+        """Record which state the nodes have stashed, and the step times of the present layout.
+
+        Then activate the new layout of `change`: all workers are replaced, and start from the stash.
+        """
         transaction = self._transaction
         assert change.kept is not None
         transaction.change(change=change, layout_s=self._measured_times(plan))

@@ -64,7 +64,8 @@ def choose_layout(
     """Return the layout that a job should have, with the reason.
 
     If the script gives layouts by numbers of nodes, these decide. Otherwise it is the layout with the shortest step,
-    measured or estimated, if it is faster than the current one by at least `MIN_GAIN`. Of equals, the first is chosen.
+    measured or estimated, if it is faster than the current one by at least `MIN_GAIN`; else the current one. Of equals,
+    the first is chosen.
 
     Args:
         layouts: the job's layouts, in order of preference
@@ -74,8 +75,9 @@ def choose_layout(
         micro_batches: micro-batches of a step
         measured_s: measured seconds of a micro-batch, by the names of layouts
         too_large: Layouts that did not fit into memory. If the current one is among them, another replaces it if there
-            is one.
-        failed: Layouts under which the script fails. Instead of one of these, the current layout stays.
+            is one. Ignored if the script gives layouts by numbers of nodes.
+        failed: Layouts under which the script fails. They are not chosen, but the current one may stay. If the script
+            gives one of them for this number of nodes, the current layout stays.
     """
     if have_node_counts(layouts):
         layout = layout_for(layouts, nodes)
@@ -147,7 +149,8 @@ def _estimate_step_s(layout: Layout, workers: int, micro_batches: int, measured_
 
 
 def _estimate_micro_batch_s(layout: Layout, measured_s: Mapping[str, float]) -> float:
-    """Return the measured seconds of a micro-batch, or an estimate from the newest measurement of another layout.
+    """Return the measured seconds of a micro-batch, or an estimate from the newest measurement of another layout,
+    scaled by the numbers of workers in the replica groups.
 
     Without any measurement, the estimate is in an arbitrary unit.
     """

@@ -144,9 +144,12 @@ class FailingLayouts:
         return not down.has_left_loop and self.on_replacement(down.worker, down.detail)
 
     def _replace_if_outdated(self, name: str) -> bool:
-        """Replace the workers of a node that still have the reverted layout; return whether they had.
+        """Replace the workers of a node, once, after the job has returned to the previous layout; return whether that
+        was done now.
 
-        The node was disconnected during the revert, or a new coordinator has started since.
+        They may still have the reverted layout, because the node was disconnected during the revert, or a new
+        coordinator has started since. False if no change was reverted, once a generation has started, or if they were
+        replaced before.
         """
         record = self._transaction.record
         change = record.change
@@ -193,8 +196,9 @@ class FailingLayouts:
         return decision if self._changes.is_from_stash(decision) else None
 
     def _record_failure(self, layout: Layout) -> tuple[Layout, float]:
-        """Record that a layout has failed; return it, and the seconds until it may be chosen again: 600, doubled for
-        each failure.
+        """Record that a layout has failed; return it, and the seconds until it may be chosen again.
+
+        These are 600 after its first failure, and double with each further one, up to a limit.
         """
         before = self._transaction.record.failed_layouts
         tries = 1 + next((one.tries for one in before if one.layout == layout), 0)
@@ -216,8 +220,8 @@ class FailingLayouts:
         """Handle an exception of the script: if memory was too small, do not choose the current layout again.
 
         If no step is committed under it, or no worker has a state, and another layout is left, all workers are replaced
-        at once. Otherwise the change follows like any other, once all members train again. Ignored if the script
-        assigns layouts to numbers of nodes.
+        at once. Otherwise the change follows like any other, once all members train again; in a job that restarts all
+        workers after failures, with the next restart. Ignored if the script assigns layouts to numbers of nodes.
 
         Returns:
             Whether all workers are replaced.

@@ -250,7 +250,7 @@ class Progress:
     def record_replacements(
         self, moved: Mapping[str, tuple[str, str]], plan: GenerationPlan, why: str, *, all_replaced: bool
     ) -> None:
-        """Record which nodes take over others' ranks in this plan.
+        """Record which nodes take over others' ranks in this plan. Ignored if no recovery is in progress.
 
         Nodes that have taken over a rank before, and have trained no step since, are announced together with them. This
         happens after another failure, or under a new coordinator, which knows the draining nodes from the record.
@@ -284,7 +284,7 @@ class Progress:
         }
 
     def mark_layout_change(self, decision: Decision) -> None:
-        """Mark the recovery as a layout change: the decided plan stashes the state."""
+        """Mark the recovery, if there is one, as a layout change: the decided plan stashes the state."""
         if self.recovery is not None:
             self.recovery.action, self.recovery.restart = LAYOUT, True
             self.recovery.after_step = decision.applied

@@ -200,7 +200,9 @@ class CheckpointBook:
         )
 
     def _writing_nodes(self, plan: GenerationPlan) -> tuple[str, ...]:
-        """Return the nodes that still write the oldest unfinished checkpoint, or all nodes if unknown."""
+        """Return the nodes that still lack a part of the oldest unfinished checkpoint of this plan's generation, or all
+        nodes of the plan if there is none.
+        """
         for name, one in sorted(self._open.items(), key=lambda item: item[0]):
             missing = [worker for part, worker in enumerate(plan.workers) if part not in one.parts]
             if missing and name.generation == plan.generation:
@@ -227,7 +229,8 @@ class CheckpointBook:
         self._wanted, self._asked = committed, 0
 
     def on_rollback(self, *, to_snapshot: bool) -> None:
-        """Drop all unsealed checkpoints after a rollback.
+        """Drop all unsealed checkpoints after a rollback. Unless a snapshot was restored, also count a loss, which
+        shortens the period of saving.
 
         Args:
             to_snapshot: Whether a snapshot was restored, so that no checkpoint was needed.
@@ -241,10 +244,10 @@ class CheckpointBook:
     # ---- parts ----
 
     def _on_written(self, message: CheckpointWritten) -> None:
-        """Record that a part was written.
+        """Record that a part of a checkpoint was written. An invalid message is ignored.
 
-        If the checkpoint counts already, release the writer; if it can never count, order the part's removal. The
-        newest unfinished checkpoints beyond a fixed number are dropped, but never the oldest.
+        If the checkpoint counts already, release the writer; if it can never count, order the part's removal. If too
+        many checkpoints are unfinished, the oldest are dropped, except the very first.
         """
         name = _name_of(message)
         if name is None or message.part >= message.parts:
@@ -420,7 +423,10 @@ class CheckpointBook:
         return True
 
     def repeat_order(self, node: str) -> None:
-        """Repeat the order about unreadable checkpoints to a reconnected node, which may have missed the first."""
+        """Tell a reconnected node again which checkpoints do not count, if one was unreadable. It removes no files.
+
+        The node may have missed the first order.
+        """
         record = self._transaction.record
         if record.unreadable and record.superseded:
             self._transaction.order_node(

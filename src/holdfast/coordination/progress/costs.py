@@ -186,10 +186,10 @@ class MeasuredCosts:
         return max(0.0, sum(steps) - self.step_s * len(steps))
 
     def record_switch(self, recovery: RecoveryCost, committed: float) -> None:
-        """Record the bytes and the pause of a switch, once the first step of the new generation is committed.
+        """Record the cost of a recovery, join or rebalance, whose first step was committed at the time `committed`.
 
-        Joins do not measure the bandwidth: the transfers between their other members include waiting for the new node's
-        dense state.
+        The transfer also measures the bandwidth if it was large enough, and a rebalance measures the pause. A join
+        measures neither: the transfers between its other members include waiting for the new node's dense state.
         """
         self._keep(recovery, committed)
         if recovery.action == "grow":
@@ -203,7 +203,12 @@ class MeasuredCosts:
             self.pause_s = max(LEAST_REBALANCE_S, committed - recovery.failed - self.step_s - waited_s)
 
     def _keep(self, recovery: RecoveryCost, committed: float) -> None:
-        """Record the costs that a recovery or a join has measured."""
+        """Record the costs, in seconds or bytes, that a recovery or a join has measured.
+
+        These are the time of a join, or of the decision and the building after a failure; the time that the failure
+        cost; and, if a node has joined or was replaced, the transfer. `committed` is when the first step afterwards
+        was.
+        """
         if recovery.action == "grow" and recovery.swap:
             self.add_measurement(Cost.SWAP, max(0.0, committed - recovery.failed - self.step_s))
         elif recovery.decided and recovery.regrouped and not recovery.restart:

@@ -124,10 +124,13 @@ class StepLedger:
             self._steps[step].commit = commit
 
     def add_report(self, message: Applied, now: float) -> None:
-        """Record one worker's report, received now.
+        """Record that a worker has applied a step, with its result and state hash, received at `now`. In the current
+        generation, that also proves that all members had applied the previous step.
+
+        Different state hashes are only noted (`differing`).
 
         Raises:
-            DivergedError: The result differs from another worker's.
+            DivergedError: The result differs from another worker's for the same step, which is not committed yet.
         """
         self.record_step(message.worker, message.step)
         news = _Pending(message.commit, message.world, now, message.worker, message.paused_s)
@@ -286,7 +289,7 @@ class StepLedger:
         self._given_up = self.differing = 0
 
     def follow(self, generation: int, members: Collection[str]) -> None:
-        """Count the members of this generation from now on."""
+        """From now on, the members of this generation decide which steps are committed. None is proven for it yet."""
         self._generation, self._proven = generation, 0
         self._members = tuple(members)
         self._worker_progress.follow(members)

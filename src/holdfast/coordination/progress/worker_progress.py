@@ -9,7 +9,7 @@ from collections.abc import Iterable
 class WorkerProgress:
     """The newest step that each worker is known to have applied.
 
-    `note` takes constant time per worker, however many members there are.
+    `record_step` takes constant time per worker, however many members there are.
     """
 
     def __init__(self, step: int) -> None:
@@ -82,7 +82,7 @@ class WorkerProgress:
         self._count()
 
     def reset(self, step: int) -> None:
-        """Forget the steps of all workers, and count the members that are beyond `step`."""
+        """Forget the steps of all workers. From now on, count the members that are beyond `step`: at first none."""
         self._step = step
         self._of.clear()
         self._count()

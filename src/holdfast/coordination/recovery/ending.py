@@ -106,7 +106,11 @@ class JobEnd:
             self._transaction.send(node.connection, EndNode(exit_code=self.over.exit_code, why=self.over.why))
 
     def handle_hang(self, name: str) -> bool:
-        """Return whether the job is over; then end a hanging node that is outside the world. It is not a failure."""
+        """Return whether the job is over. If so, end the node `name`, of which a worker hangs, if it is a standby or
+        retained.
+
+        A hang after the end is not a failure.
+        """
         members = self._transaction.members
         node = members.standbys.get(name) or members.owed.get(name)
         if self.over is not None and node is not None:

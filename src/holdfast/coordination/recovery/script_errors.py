@@ -72,8 +72,9 @@ class ScriptErrors:
     def on_raised(self, node: Node, message: Raised) -> None:
         """Handle a script error in a process that still runs and keeps its state. A repeated message is ignored.
 
-        A member's error interrupts its generation; any other process is replaced at once. A final error closes the job;
-        others are remembered, and close it if the work causes them on every node.
+        A member's error interrupts its generation; any other process is replaced at once. A final error closes the job.
+        Another one may revert a change of layout; else it is remembered, and closes the job if the work causes it on
+        every node.
         """
         transaction, info = self._transaction, node.workers[message.worker]
         if info.raised:
@@ -186,7 +187,7 @@ class ScriptErrors:
 
 
 def _describe_error(error: ScriptError, detail: str) -> str:
-    """Describe an exception with its step and micro-batch."""
+    """Return the error text `detail`, after the step and the micro-batch in which the script was, if they are known."""
     where = [f"step {error.step}"] if error.step is not None else []
     where += [f"micro-batch {error.micro_batch}"] if error.micro_batch is not None else []
     return f"{', '.join(where)}: {detail}" if where else detail

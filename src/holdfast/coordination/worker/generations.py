@@ -188,8 +188,12 @@ class KnownGenerations:
     def on_disarm(self, order: Disarm, *, flag_given: bool) -> list[WorkerInstruction]:
         """Handle Disarm: lower the swap flag, and report it once no step of this generation can cause the swap.
 
+        Ignored if the order is of an old term or of another generation than the pending one, or if this worker is
+        frozen.
+
         Args:
-            flag_given: Whether the commit operation of the step in progress already has this worker's flag.
+            flag_given: Whether the commit operation of the step in progress already has this worker's flag. Then the
+                report follows after the step.
         """
         pending = self.pending_of(order.generation)
         if order.term < self.term or pending is None or self.plan is None or self.frozen:

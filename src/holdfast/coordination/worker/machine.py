@@ -356,6 +356,8 @@ class WorkerMachine(StateAdoption):
 
         The phase becomes REFUSED, with a message to the coordinator, if the result does not contain every micro-batch
         of the step once, or if workers of one role differ in settings or state. Does nothing if frozen.
+
+        Raises `InvalidTransitionError` in another phase, or if this worker lacks experts.
         """
         if self.frozen:
             return []
@@ -493,7 +495,10 @@ class WorkerMachine(StateAdoption):
         return [SendToCoordinator(finished)] if self._cross_boundary("finish") else []
 
     def keep_state_only(self) -> bool:
-        """Keep the state for others, as the script has ended; return False if it is missing or being changed."""
+        """Keep the state for others, as the script has ended; the sums of the current micro-batches are forgotten.
+
+        Return False and change nothing if the state is missing or being changed.
+        """
         if self.applied is None or self.phase not in KEEPING:
             return False
         # The gradients of the current micro-batch may be only partly summed.

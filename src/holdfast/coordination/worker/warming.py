@@ -38,7 +38,10 @@ class Warming:
         return self._wanted and not known.frozen and known.plan is None and known.pending is None
 
     def on_warm(self, order: Warm) -> list[WorkerInstruction]:
-        """Handle an order to warm up. A worker in a generation ignores it."""
+        """Record that this worker should warm up: shadow steps are then due (`is_due`). Always returns an empty list.
+
+        Ignored if the order is of an old term, or if the worker is in a generation.
+        """
         if order.term >= self._generations.term and self._generations.plan is None:
             self._generations.term, self._wanted = order.term, True
         return []

@@ -64,7 +64,10 @@ def split_into_slabs(boxes: Sequence[Box], dimension: int) -> Iterator[tuple[int
 
 
 def cover_exactly(boxes: Sequence[Box], whole: Sequence[int]) -> bool:
-    """Return whether boxes within a tensor cover it, each element once."""
+    """Return whether boxes within a tensor of shape `whole` cover it, each element once.
+
+    For a tensor without elements, whether there is any box.
+    """
     if not math.prod(whole):
         return bool(boxes)
     some = [box for box in boxes if box.size]
@@ -72,9 +75,10 @@ def cover_exactly(boxes: Sequence[Box], whole: Sequence[int]) -> bool:
 
 
 def _cover_exactly(boxes: Sequence[Box], whole: Sequence[int], dimension: int) -> bool:
-    """Return whether boxes cover the tensor's dimensions from `dimension` on, each element once.
+    """Return whether boxes cover the tensor's dimensions from `dimension` on, each element once. False without boxes.
 
-    The boxes must not be empty. Each range between their edges is checked in the next dimension.
+    Each box must have elements, and lie within the tensor of shape `whole`. Each range between the boxes' edges is
+    checked in the next dimension.
     """
     if len(boxes) == 1:
         return boxes[0].shape[dimension:] == tuple(whole[dimension:])

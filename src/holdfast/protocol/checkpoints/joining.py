@@ -42,12 +42,13 @@ def is_of_model(name: str) -> bool:
 
 
 def read_whole_tensors(storage: Storage, checkpoint: str) -> list[WholeTensor]:
-    """Return all tensors of a checkpoint, each with its pieces, without reading their contents.
+    """Return all tensors of a checkpoint, each with its pieces, without reading their contents. Files of other kinds
+    are left out.
 
     They are sorted by bytes per element (most first), then by name.
 
     Raises:
-        DamagedCheckpointError: a part is missing or malformed.
+        DamagedCheckpointError: a part is missing or malformed, or the pieces of a tensor do not cover it exactly.
     """
     _, files = read_manifest(storage, checkpoint)
     found: dict[str, list[tuple[StoredPiece, PlacedBox]]] = {}

@@ -76,7 +76,9 @@ def places_by_nodes(layouts: Layouts) -> tuple[int, ...]:
 
 
 def describe_layouts(layouts: Layouts) -> str:
-    """Return the layouts of a job in words."""
+    """Return the layouts of a job in words: each with the number of nodes from which it applies, if the script gives
+    these; else as alternatives.
+    """
     if have_node_counts(layouts):
         return ", ".join(f"{describe_layout(one.layout)} from {one.nodes} nodes on" for one in layouts)
     return " or ".join(describe_layout(one.layout) for one in layouts)

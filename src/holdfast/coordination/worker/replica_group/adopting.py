@@ -75,8 +75,8 @@ class StateAdoption(GroupAgreement):
         return self._report_if_due()
 
     def finish_receive(self, passed: Sequence[PassedStep], step: int) -> list[WorkerInstruction]:
-        """Record that the state of `step` is here, together with the results of the newest steps up to it; gradients of
-        its own are forgotten.
+        """Record that the received state of `step` is here, with `passed`, the results of the newest steps up to it.
+        This worker's own history and gradients are forgotten.
 
         Return the report if a Stop waits for it: it passes those results on to the coordinator.
         """

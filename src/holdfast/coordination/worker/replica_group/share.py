@@ -43,9 +43,11 @@ class Share:
     unwanted: bool = False
 
     def assign(self, assigned: tuple[int, ...] | None, *, same_step: bool, keeps: bool = False) -> None:
-        """Assign micro-batches. Gradients are kept if they belong to the same step and to the new share.
+        """Assign micro-batches (None: the default share). Drop the sums of gradients, unless `keeps`, or they belong to
+        the same step and to the new share.
 
         Args:
+            same_step: Whether the new share is of the step of the summed gradients.
             keeps: Whether the step of the summed gradients may still be repeated, while the new share is of a later
                 step.
         """
@@ -54,8 +56,8 @@ class Share:
         self.assigned = assigned
 
     def assign_in_group(self, assigned: tuple[int, ...] | None, kept: tuple[int, ...]) -> None:
-        """Assign micro-batches to a local rank; `kept` lists the sums that all local ranks of its group keep, others
-        are dropped.
+        """Assign micro-batches to a local rank (None: the default share). `kept` lists the sums that all local ranks of
+        its group keep; others are dropped.
 
         An open proposal that is not kept becomes unwanted.
 
@@ -70,7 +72,9 @@ class Share:
             self.unwanted = True
 
     def clear(self) -> None:
-        """Clear the share; an open proposal must be withdrawn."""
+        """Forget the assigned and the summed micro-batches. An open proposal stays open, but becomes unwanted: it must
+        be withdrawn.
+        """
         self.assigned = None
         self.summed = []
         self.unwanted = self.proposed is not None
