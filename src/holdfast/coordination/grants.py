@@ -108,7 +108,8 @@ def update_roles(held: Held, nodes: Mapping[str, bool], joining: Mapping[str, st
 
 
 def select_surplus(held: Held, candidates: Iterable[str]) -> list[str]:
-    """Return the first of these nodes that count as training, as many as train beyond the number that the pool granted.
+    """Return the first of these nodes that count as training, as many as train beyond the number that the pool granted;
+    none if there is no surplus.
 
     A standby takes over ranks without asking the pool. They belonged to a lost node, a draining node, or else a node
     that has no ranks at the moment. The last one must then wait, or the pool would recall a training node.

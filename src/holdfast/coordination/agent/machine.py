@@ -401,7 +401,8 @@ class AgentMachine:
         return [instruction for page in pages for instruction in self._send(page, now)]
 
     def on_worker_ended(self, down: WorkerDown, now: float, *, clean: bool) -> list[AgentInstruction]:
-        """Handle the end of a worker's process.
+        """Handle the end of a worker's process. Ignored for a worker that was replaced before, or after the agent's
+        end.
 
         If the job is done, the local rank has finished. If the script left its loop without error, the worker stays a
         member and its end is reported. Else report and replace it, together with the other workers of its replica

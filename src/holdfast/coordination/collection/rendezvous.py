@@ -50,7 +50,8 @@ class Collected:
         return len(self.bytes) == len(self.members)
 
     def add(self, posts: Iterable[Post]) -> Sequence[Post]:
-        """Add keys; return the keys to forward now: none until every member has posted, then all that wait.
+        """Add keys; return the keys to forward now: none until every member has posted, then all that wait, and later
+        ones at once.
 
         Keys of workers that are not members are dropped.
 

@@ -179,7 +179,8 @@ class EscalationPolicy:
         return tuple(one for one in self._transaction.record.given_up if one.node != node)
 
     def explain_deserted(self, *, awaited: bool) -> str:
-        """Return why the job cannot continue because its last node was excluded in this transaction; "" if it can.
+        """Return why the job cannot continue because its last node was excluded in this transaction; "" if it can. The
+        exclusion is then forgotten: a second call returns "".
 
         A node that was only lost may return, and so may the nodes that are `awaited`. A job that has not started waits
         until as many nodes as it needs were excluded: their exceptions give more evidence.

@@ -335,9 +335,10 @@ class Progress:
         return bool(released)
 
     def _note_the_end(self, done: CommittedStep) -> None:
-        """Store in the record that all workers stop after this step, so that it outlives their processes.
+        """If a script has requested the end in this step, store in the record that all workers stop after it, so that
+        this outlives their processes.
 
-        Remove that if the step was repeated without the request.
+        Remove that if the same step was repeated without the request.
         """
         stopped = self._transaction.record.stopped
         if Wish.STOP in done.commit.wishes:
@@ -346,7 +347,9 @@ class Progress:
             self._transaction.change(stopped=None)
 
     def _note_left_out(self, done: CommittedStep) -> None:
-        """Note a step after which no checkpoint was written although one was due, because a worker was still saving."""
+        """Note a step after which a checkpoint was due and not written, because a worker was still saving. Other steps
+        change nothing.
+        """
         wishes = done.commit.wishes
         due = Wish.SAVE_IF_FREE in wishes or not self._transaction.record.saves_in_time
         if due and Wish.STILL_SAVING in wishes and Wish.SAVE not in wishes:
@@ -430,9 +433,10 @@ class Progress:
             self._announce_moved_nodes(recovery)
 
     def _announce_moved_nodes(self, recovery: RecoveryCost) -> None:
-        """Emit which nodes have taken over ranks, with the cost.
+        """Emit which nodes have taken over ranks, with the seconds and the bytes that it cost.
 
-        For nodes that joined first to replace a draining one, this includes joining; a join remembers that cost.
+        If a node first joined next to the draining one that it replaces, the cost includes that of joining, which is
+        remembered from the join.
         """
         down_s, joined = max(0.0, self.committed_at - recovery.failed), dict(self._beside)
         if recovery.swap:

@@ -112,9 +112,10 @@ class MeasuredCosts:
         self._unwritten.clear()
 
     def _keep_loss(self, recovery: RecoveryCost, committed: float) -> None:
-        """Record the time that a failure cost beyond a step, by its kind: rolled back, or recovered by the action.
+        """Record the seconds that a failure cost beyond a step, by its kind: rolled back, or recovered by the action.
 
-        Requested changes and joins do not count. `committed` is when the first step afterwards was.
+        Nothing is recorded for requested changes, joins and rebalances. `committed` is when the first step afterwards
+        was.
         """
         if recovery.asked or recovery.swap:
             return

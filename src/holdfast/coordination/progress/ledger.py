@@ -300,7 +300,9 @@ class StepLedger:
         self._worker_progress.follow(self._members)
 
     def more_than(self, at_most: int, *, up_to: int) -> bool:
-        """Return whether the uncommitted steps up to this one count as more than `at_most`."""
+        """Return whether the uncommitted steps up to this one count as more than `at_most`: a step with large logs
+        counts as several (`step_weight`).
+        """
         if up_to - self.committed > at_most:
             return True
         pending = (self._steps.get(step) for step in range(self.committed + 1, up_to + 1))

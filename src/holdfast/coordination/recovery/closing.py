@@ -73,6 +73,9 @@ class Closing:
 
         First it is tried to return to the previous layout, if the failure follows a change of layout.
 
+        Args:
+            exit_code: of the job; any other than `EXIT_BAD_INPUT` becomes `EXIT_FAILED`.
+
         Returns:
             Whether the job ends: not if it returns to a layout that works.
         """

@@ -207,9 +207,10 @@ class SnapshotBook:
         )
 
     def _is_full_state(self, held: _Held) -> bool:
-        """Return whether the parts make up a full state: each has a holder.
+        """Return whether connected nodes hold a full state.
 
-        A stashed state must be the recorded one, with the dense part and a copy of each expert.
+        For a usual snapshot: each part has a holder. Stashed state must be the one that the record names, with the
+        dense part and a copy of each expert.
         """
         if not held.example.everywhere:
             return held.complete
@@ -365,7 +366,9 @@ class SnapshotBook:
                 self._transaction.send(keeping[name].connection, order)
 
     def _group_parts(self) -> dict[SnapshotKey, _Held]:
-        """Return the usable parts by snapshot, with the nodes that hold each."""
+        """Return the parts of all connected nodes by snapshot, with the nodes that hold each. Damaged and useless parts
+        are left out.
+        """
         found: dict[SnapshotKey, _Held] = {}
         for node, part in self._parts():
             held = found.setdefault(part.key, _Held(part))
@@ -374,14 +377,17 @@ class SnapshotBook:
         return found
 
     def _parts(self) -> Iterator[tuple[Node, SnapshotPart]]:
-        """Yield the usable parts of connected nodes, in the order in which the nodes connected."""
+        """Yield the parts of connected nodes, in the order in which the nodes connected. Damaged copies are left out,
+        and parts that can no longer be of use.
+        """
         for node in self._transaction.members.nodes.values():
             for part in node.snapshots.parts if node.snapshots is not None else ():
                 if (part.key, part.part, node.name) not in self._bad and _is_of_use(self._transaction.record, part):
                     yield node, part
 
     def _is_ours(self, part: SnapshotPart) -> bool:
-        """Return whether a part belongs to this run: its seal is that of its plan.
+        """Return whether a part belongs to this run: its seal is the one that this run computes for its term and
+        generation.
 
         Parts of later terms or generations than the record's do not.
         """

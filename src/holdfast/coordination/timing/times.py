@@ -92,7 +92,8 @@ class Times:
     def add(self, activity: Activity, world: int, new: Total) -> None:
         """Add the durations of an activity that have ended since the last call, in a world of this size.
 
-        Count a warning if their mean is longer than usual. `new.longest_s` may be older.
+        If enough were known before, and the new ones are on average more than `WARNING` times as long as usual, count
+        them as warnings. `new.longest_s` may be older.
         """
         mean = self._means.setdefault((activity, world), RunningMean())
         usual_s = new.sum_s / new.count

@@ -417,6 +417,9 @@ class WorkerMachine(StateAdoption):
             state_hash: The hash of the state, or "" if it was not computed.
             paused_s: How long training paused for this step, in seconds.
             last_step: The step at which the script's loop ends, or 0 if unknown.
+
+        Raises:
+            InvalidTransitionError: The boundary is not allowed in this phase, or no step has passed.
         """
         world, generation = self.generations.world, self.generation
         forward = self.phase is Phase.FORWARD

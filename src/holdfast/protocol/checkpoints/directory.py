@@ -143,7 +143,7 @@ def read_manifest(storage: Storage, checkpoint: str) -> tuple[int, tuple[StoredF
     """Return the step of a checkpoint, and its files.
 
     Raises:
-        DamagedCheckpointError: the manifest is missing or malformed.
+        DamagedCheckpointError: the manifest is missing, cannot be read, is malformed, or is of another format.
     """
     try:
         value = json.loads(storage.read(f"{checkpoint}/{MANIFEST}", _MAX_MANIFEST_BYTES))

@@ -109,10 +109,10 @@ class ReplicaGroups:
         self._choose = None
 
     def on_attach(self, worker: str) -> list[AgentInstruction]:
-        """Record that a worker attaches.
+        """Record that a worker attaches. Empty if it has joined or attached before.
 
-        If it has not joined before, it uses no layout; workers that wait for a group are then refused, because all must
-        use the same.
+        If it has not joined, it uses no layout; workers that wait for a group are then refused, because all must use
+        the same.
         """
         index = index_of(worker)
         if index in self._requests:
