@@ -35,7 +35,7 @@ def hit(job: Job) -> None:
         job.say(applied(w(name), 2, 3, world=2))
 
 
-def test_what_the_loss_of_a_node_has_cost_is_measured_beside_a_usual_step() -> None:
+def test_the_cost_of_a_node_loss_is_measured_relative_to_a_usual_step() -> None:
     job = Job(nodes=3).start()
     hit(job)
     recovered = next(event for event in job.events if isinstance(event, ev.Recovered))
@@ -47,7 +47,7 @@ def test_what_the_loss_of_a_node_has_cost_is_measured_beside_a_usual_step() -> N
     assert not costs.is_measured(Cost.ROLLED_BACK)
 
 
-def test_that_somebody_leaves_in_good_order_measures_no_failure() -> None:
+def test_a_drained_node_measures_no_cost_of_a_failure() -> None:
     job = Job(nodes=2).start()
     costs = job.machine.context.progress.costs
     recovery = job.machine.context.progress
@@ -66,7 +66,7 @@ def told_costs(job: Pooled) -> JobCosts:
     return job.machine.context.pool_client._pace_reporter.costs  # pyright: ignore[reportPrivateUsage]
 
 
-def test_the_pool_is_told_and_again_only_where_it_is_much_else() -> None:
+def test_costs_are_reported_again_only_if_they_change_much() -> None:
     job = pooled(1).train("n0")
     costs = job.machine.context.progress.costs
     assert told_costs(job) == JobCosts()
@@ -117,7 +117,7 @@ def period(job: Pooled) -> float:
     return found
 
 
-def test_a_job_on_one_node_saves_more_often_where_nodes_of_the_pool_fail_often() -> None:
+def test_a_job_on_one_node_saves_more_often_if_the_pools_nodes_fail_often() -> None:
     job = saving(1)
     usual = period(job)
     rate(job, 1 / (30 * 86400.0))
@@ -128,14 +128,14 @@ def test_a_job_on_one_node_saves_more_often_where_nodes_of_the_pool_fail_often()
     assert often == pytest.approx((2 * 0.5 * HOUR) ** 0.5, rel=0.05)
 
 
-def test_one_whose_state_lies_on_several_nodes_does_not() -> None:
+def test_the_failure_rate_does_not_shorten_the_period_of_a_job_with_copies() -> None:
     job = saving(3)
     usual = period(job)
     rate(job, 1 / HOUR)
     assert period(job) == usual
 
 
-def test_a_coordinator_that_comes_later_knows_the_rate() -> None:
+def test_a_later_coordinator_knows_the_failure_rate() -> None:
     before = saving(1)
     rate(before, 1 / HOUR)
     assert before.held.failure_rate == 1 / HOUR
@@ -145,7 +145,7 @@ def test_a_coordinator_that_comes_later_knows_the_rate() -> None:
     assert period(job) == pytest.approx(period(before), rel=0.01)
 
 
-def test_few_copies_of_experts_are_lost_more_often_than_many() -> None:
+def test_a_save_is_needed_sooner_with_few_copies_of_experts() -> None:
     one = prior_s(2, 1 / HOUR, 60.0, experts=8, slots=4)
     two = prior_s(4, 1 / HOUR, 60.0, experts=8, slots=4)
     dense = prior_s(2, 1 / HOUR, 60.0, experts=0, slots=0)

@@ -31,7 +31,7 @@ def with_experts(nodes: int) -> Job:
     return job
 
 
-def test_of_a_dense_job_one_ranks_count_is_all() -> None:
+def test_in_a_dense_job_the_count_of_one_rank_is_enough() -> None:
     job = Job(nodes=2).start()
     plan = job.machine.record.plan
     assert plan is not None
@@ -46,7 +46,7 @@ def test_of_a_dense_job_one_ranks_count_is_all() -> None:
     assert job.machine.record.flop_per_sample == 100.0
 
 
-def test_with_experts_all_ranks_counts_of_one_round_are_added_up() -> None:
+def test_with_experts_the_counts_of_all_ranks_in_one_step_are_added() -> None:
     job = with_experts(3)
     job.step(1)
     job.say(tally("n0", 2, 500.0))
@@ -56,7 +56,7 @@ def test_with_experts_all_ranks_counts_of_one_round_are_added_up() -> None:
     assert counted(job) == [(2, 100.0)]
 
 
-def test_counts_of_different_rounds_are_not_added_up() -> None:
+def test_counts_of_different_steps_are_not_added() -> None:
     job = with_experts(2)
     job.step(1)
     job.say(tally("n0", 2, 500.0))
@@ -68,7 +68,7 @@ def test_counts_of_different_rounds_are_not_added_up() -> None:
     assert counted(job) == [(3, 50.0)]
 
 
-def test_what_is_declared_is_not_counted() -> None:
+def test_a_declared_flop_count_is_not_measured() -> None:
     job = Job(nodes=1, spec=JobSpec(output=OutputSpec(flop_per_sample=7.0))).start()
     plan = job.machine.record.plan
     assert plan is not None
@@ -78,7 +78,7 @@ def test_what_is_declared_is_not_counted() -> None:
     assert not counted(job)
 
 
-def test_a_round_of_nothing_says_nothing() -> None:
+def test_counts_without_flop_or_samples_are_ignored() -> None:
     job = Job(nodes=1).start()
     job.step(1)
     job.say(tally("n0", 2, 0.0))
@@ -86,7 +86,7 @@ def test_a_round_of_nothing_says_nothing() -> None:
     assert not counted(job)
 
 
-def test_it_is_counted_once_whoever_coordinates() -> None:
+def test_a_later_coordinator_does_not_count_again() -> None:
     before = Job(nodes=1).start()
     before.step(1)
     before.say(tally("n0", 2, 400.0))

@@ -21,13 +21,13 @@ def shares(
     )
 
 
-def test_what_it_is_told_of_it_holds_and_says_so() -> None:
+def test_received_grants_are_held_and_reported() -> None:
     held = apply_shares(EMPTY, shares(3, a=1, b=2), 10.0)
     assert describe_state(held).held == {1, 2}
     assert describe_state(held).heard == 3
 
 
-def test_what_it_has_given_back_it_does_not_take_again() -> None:
+def test_a_returned_grant_is_not_accepted_again() -> None:
     held = give_back(apply_shares(EMPTY, shares(3, a=1, b=2), 10.0), ["b"])
     assert held.numbers == {1}
     again = apply_shares(held, shares(4, a=1, b=2), 11.0)
@@ -37,18 +37,18 @@ def test_what_it_has_given_back_it_does_not_take_again() -> None:
     assert anew.returned == frozenset()
 
 
-def test_what_is_older_than_was_heard_changes_nothing() -> None:
+def test_an_outdated_message_of_the_pool_is_ignored() -> None:
     held = apply_shares(EMPTY, shares(5, a=1), 10.0)
     assert apply_shares(held, shares(4, b=2), 11.0) is held
     assert apply_shares(held, shares(9, term=0, b=2), 11.0) is held
     assert apply_shares(held, shares(9, submission=2, b=2), 11.0) is held
 
 
-def test_a_node_of_which_the_pool_speaks_no_more_is_lost() -> None:
+def test_a_grant_that_the_pool_no_longer_lists_is_dropped() -> None:
     assert apply_shares(apply_shares(EMPTY, shares(3, a=1, b=2), 10.0), shares(4, a=1), 11.0).numbers == {1}
 
 
-def test_only_by_the_grant_that_is_held_a_node_joins() -> None:
+def test_a_node_is_connected_only_by_its_held_grant() -> None:
     held = apply_shares(EMPTY, shares(3, a=4), 10.0)
     assert mark_connected(held, "a", 3) is None
     assert mark_connected(held, "b", 4) is None
@@ -58,20 +58,20 @@ def test_only_by_the_grant_that_is_held_a_node_joins() -> None:
     assert mark_connected(came, "a", 4) is came
 
 
-def test_who_should_have_come_by_now() -> None:
+def test_overdue_nodes_have_not_connected_in_time() -> None:
     held = apply_shares(EMPTY, shares(3, a=1, b=2), 10.0)
     held = mark_connected(held, "a", 1) or held
     held = apply_shares(held, shares(4, a=1, b=2, c=3), 35.0)
     assert find_overdue(held, 41.0, join_s=30.0) == ["b"]
 
 
-def test_nodes_to_give_back_are_named() -> None:
+def test_recalled_nodes_are_listed() -> None:
     held = apply_shares(EMPTY, shares(3, (2,), a=1, b=2), 10.0)
     assert held.to_leave == ("b",)
     assert apply_shares(held, shares(4, a=1, b=2), 11.0).to_leave == ()
 
 
-def test_it_is_written_down_as_it_is() -> None:
+def test_held_grants_survive_encoding() -> None:
     held = give_back(apply_shares(EMPTY, shares(3, a=1, b=2), 10.0), ["b"])
     assert msgspec.json.decode(msgspec.json.encode(held), type=Held) == held
 
@@ -80,7 +80,7 @@ def test_it_is_written_down_as_it_is() -> None:
     st.lists(st.tuples(st.integers(0, 9), st.dictionaries(st.sampled_from("abc"), st.integers(1, 6))), max_size=12),
     st.lists(st.sampled_from("abc"), max_size=12),
 )
-def test_a_grant_given_back_is_never_held_again_while_it_is_told(
+def test_a_returned_grant_is_never_held_again_while_the_pool_lists_it(
     told: list[tuple[int, dict[str, int]]], backs: list[str]
 ) -> None:
     held, gone = EMPTY, frozenset[int]()

@@ -38,7 +38,7 @@ def _begun_by_a_standby(*here: str) -> Reserved:
 
 
 @pytest.mark.parametrize("here", [("n0", "n1"), ()])
-def test_a_node_whose_place_a_standby_has_taken_is_a_standby(here: tuple[str, ...]) -> None:
+def test_a_node_that_a_standby_has_replaced_counts_as_a_standby(here: tuple[str, ...]) -> None:
     job = _begun_by_a_standby(*here)
     assert job.held.waiting == {2}
     assert job.told[-1].standbys == {2}
@@ -48,11 +48,11 @@ def test_a_node_whose_place_a_standby_has_taken_is_a_standby(here: tuple[str, ..
     assert list(job.machine.members.standbys) == ["n1"]
 
 
-def test_a_node_that_is_here_keeps_its_role_before_one_that_may_never_come() -> None:
+def test_a_connected_node_keeps_its_role_rather_than_an_absent_one() -> None:
     assert _begun_by_a_standby("n1").held.waiting == {1}
 
 
-def test_a_node_whose_place_a_standby_has_taken_does_not_join_and_the_other_one_does() -> None:
+def test_a_node_that_a_standby_has_replaced_does_not_join() -> None:
     job = _begun_by_a_standby("n0", "n1")
     job.say(msg.Entered(worker=w("s0", "b"), generation=job.machine.record.generation, applied=0))
     for node in ("n0", "n1"):
@@ -65,14 +65,14 @@ def test_a_node_whose_place_a_standby_has_taken_does_not_join_and_the_other_one_
     assert not [event for event in job.events if isinstance(event, NodesJoined) and "n1" in event.names][1:]
 
 
-def test_a_node_that_the_pool_calls_joins_again() -> None:
+def test_a_node_that_the_pool_promotes_joins_again() -> None:
     job = _begun_by_a_standby("n0", "n1")
     job.shares(standbys=(), called=("n1",))
     assert job.held.waiting == frozenset()
     assert job.held.training == job.held.places == 3
 
 
-def test_a_node_that_is_granted_for_a_lost_one_waits_if_a_standby_was_faster() -> None:
+def test_a_node_granted_for_a_lost_one_is_a_standby_if_a_standby_was_faster() -> None:
     """The pool received the loss before the standby replaced the node, and grants another node."""
     job = reserved().train()
     job.lose("n1")
@@ -85,7 +85,7 @@ def test_a_node_that_is_granted_for_a_lost_one_waits_if_a_standby_was_faster() -
     assert job.held.waiting == {4}
 
 
-def test_a_promoted_standby_that_comes_again_while_its_grant_says_standby_waits() -> None:
+def test_a_promoted_standby_that_reconnects_by_a_standby_grant_is_a_standby() -> None:
     """It was lost while it joined next to the draining node; it warms up and joins again."""
     job = reserved().train()
     job.feed(MoveNodes(("n1",)))
@@ -100,7 +100,7 @@ def test_a_promoted_standby_that_comes_again_while_its_grant_says_standby_waits(
     assert _most_that_train(job) == 2
 
 
-def test_no_standby_takes_the_place_of_a_lost_node_that_the_pool_wants_back() -> None:
+def test_no_standby_replaces_a_lost_node_that_was_recalled() -> None:
     job = reserved().train()
     job.shares(leaving=(2,))
     job.lose("n1")
@@ -109,7 +109,7 @@ def test_no_standby_takes_the_place_of_a_lost_node_that_the_pool_wants_back() ->
     assert job.held.waiting == {3}
 
 
-def test_a_standby_that_has_a_place_counts_although_the_pool_wants_it_back() -> None:
+def test_a_recalled_standby_with_ranks_counts_as_a_standby_until_the_moved_node_waits() -> None:
     """The pool counts it as a standby until it learns that the moved node waits."""
     job = reserved().train()
     job.feed(MoveNodes(("n1",)))
@@ -126,7 +126,7 @@ def test_a_standby_that_has_a_place_counts_although_the_pool_wants_it_back() -> 
     assert job.held.waiting == {2}
 
 
-def test_a_node_that_had_joined_leaves_when_it_becomes_a_standby() -> None:
+def test_a_joined_node_that_becomes_a_standby_is_emitted_as_left() -> None:
     job = reserved().train()
     job.shares(n0=1, n1=2, s0=3, n2=4, n3=5)
     job.comes("n2", 4)
@@ -142,7 +142,7 @@ def test_a_node_that_had_joined_leaves_when_it_becomes_a_standby() -> None:
     assert told[1] == NodeLeft(**{**msgspec.structs.asdict(told[1]), "node": "n2", "reason": "moved"})
 
 
-def test_a_member_counts_although_it_is_not_back_after_a_restart_of_the_coordinator() -> None:
+def test_a_member_counts_as_training_before_it_reconnects_to_a_new_coordinator() -> None:
     """The node that it replaced returns first, without its process, and is a standby at once."""
     job = reserved().train()
     job.feed(MoveNodes(("n1",)))
@@ -166,23 +166,23 @@ def _held(places: int | None, **standby: bool) -> Held:
     return Held(submission=1, grants=grants, places=places)
 
 
-def test_a_node_that_joins_next_to_one_that_has_just_taken_its_place_waits() -> None:
+def test_roles_stay_if_a_moved_node_takes_its_rank_back() -> None:
     """A moved node takes its rank back in the same transaction, so both roles stay."""
     held = update_roles(_held(2, a=False, b=False, s=True), {"a": False, "s": False}, {"a": "s"})
     assert held.waiting == {1}
 
 
-def test_as_many_wait_as_there_are_too_many() -> None:
+def test_the_surplus_nodes_become_standbys() -> None:
     held = _held(2, a=False, b=False, c=False, d=False, s=True)
     assert select_surplus(held, ["s", "d", "c", "b"]) == ["d", "c"]
     assert select_surplus(msgspec.structs.replace(held, places=4), ["d"]) == []
 
 
-def test_a_record_without_a_word_of_the_pool_has_no_surplus() -> None:
+def test_a_record_without_a_number_of_places_has_no_surplus() -> None:
     assert select_surplus(_held(None, a=False), ["a"]) == []
 
 
-def test_a_standby_that_leaves_again_before_it_has_a_place_counts_as_one() -> None:
+def test_a_standby_that_leaves_before_it_has_ranks_counts_as_a_standby() -> None:
     """Another standby joins instead: three nodes train for a moment, and one of them will leave."""
     job = reserved()
     job.boot()

@@ -72,13 +72,13 @@ def pooled(nodes: int = 2, **spec: Any) -> Pooled:
     return Pooled(nodes=nodes, submission=1, spec=JobSpec(**spec))
 
 
-def test_outside_of_pools_nobody_brings_a_grant_and_nobody_is_told() -> None:
+def test_a_job_outside_a_pool_has_no_grants_and_reports_nothing() -> None:
     job = Job(nodes=1).start()
     assert job.machine.record.held is None
     assert not any(isinstance(one, SendToPool) for one in job.last)
 
 
-def test_a_job_holds_what_it_is_told_of_once_that_is_written() -> None:
+def test_grants_are_written_to_the_record_before_they_are_reported() -> None:
     job = pooled()
     job.boot()
     job.grants(n0=1, n1=2)
@@ -88,7 +88,7 @@ def test_a_job_holds_what_it_is_told_of_once_that_is_written() -> None:
     assert job.records[-1].held == job.held
 
 
-def test_where_nothing_changes_a_tick_costs_the_same_however_many_grants_are_held() -> None:
+def test_the_cost_of_a_tick_does_not_depend_on_the_number_of_grants() -> None:
     def cost(nodes: int) -> int:
         job = pooled(nodes=nodes, min_nodes=nodes).train(*(f"n{number}" for number in range(nodes)))
         job.tick(0.01)
@@ -97,7 +97,7 @@ def test_where_nothing_changes_a_tick_costs_the_same_however_many_grants_are_hel
     assert cost(32) <= cost(4) + 5
 
 
-def test_what_has_changed_is_told_and_nothing_twice() -> None:
+def test_each_change_is_reported_to_the_pool_once() -> None:
     job = pooled(nodes=3).train("n0", "n1")
     job.tick(0.01)
     assert job.tick(0.01) == []
@@ -111,7 +111,7 @@ def test_what_has_changed_is_told_and_nothing_twice() -> None:
     assert not job.told
 
 
-def test_only_who_comes_by_a_grant_that_is_held_is_let_in() -> None:
+def test_a_node_joins_only_by_a_grant_that_the_job_holds() -> None:
     job = pooled()
     job.boot()
     job.grants(n0=7)
@@ -139,7 +139,7 @@ def test_a_member_is_lost_once_its_node_has_another_grant() -> None:
     assert job.machine.members.nodes["n1"].complete
 
 
-def test_who_is_lost_is_given_back_with_the_decision_that_does_without_it_and_not_before() -> None:
+def test_the_grant_of_a_lost_node_is_returned_with_the_decision_without_it() -> None:
     job = pooled().train("n0", "n1")
     job.step(1, "n0", "n1")
     job.lose("n1")
@@ -153,7 +153,7 @@ def test_who_is_lost_is_given_back_with_the_decision_that_does_without_it_and_no
     assert record.plan.workers == (w("n0"),)
 
 
-def test_who_does_not_come_in_time_is_given_back() -> None:
+def test_the_grant_of_a_node_that_does_not_join_in_time_is_returned() -> None:
     job = pooled().train("n0")
     job.grants(n0=1, n1=2)
     job.tell("n0", msg.Heartbeat())
@@ -167,7 +167,7 @@ def test_who_does_not_come_in_time_is_given_back() -> None:
     assert job.held.numbers == {1}
 
 
-def test_a_node_that_the_pool_wants_back_leaves_in_good_order_and_is_given_back_once_it_is_owed_nothing() -> None:
+def test_a_recalled_node_drains_and_is_returned_once_its_state_is_not_needed() -> None:
     job = pooled().train("n0", "n1")
     job.step(1, "n0", "n1")
     job.grants(leaving=(2,), n0=1, n1=2)
@@ -192,14 +192,14 @@ def test_a_node_that_the_pool_wants_back_leaves_in_good_order_and_is_given_back_
     assert job.sent(msg.Welcome)
 
 
-def test_a_node_that_never_came_is_given_back_as_soon_as_it_is_wanted() -> None:
+def test_a_recalled_node_that_never_joined_is_returned_at_once() -> None:
     job = pooled().train("n0")
     job.grants(n0=1, n1=2)
     job.grants(leaving=(2,), n0=1, n1=2)
     assert job.held.numbers == {1}
 
 
-def test_a_node_that_says_that_nothing_of_the_job_runs_there_is_lost() -> None:
+def test_a_node_whose_grant_has_ended_is_lost() -> None:
     job = pooled().train("n0", "n1")
     job.grants(n0=1)
     assert "n1" not in job.machine.members.nodes
@@ -225,7 +225,7 @@ def saved_and_suspended() -> Pooled:
     return job
 
 
-def test_a_job_that_is_to_wait_is_saved_and_gives_all_its_nodes_back_at_its_end() -> None:
+def test_a_suspended_job_is_saved_and_returns_all_its_nodes() -> None:
     job = saved_and_suspended()
     assert any(isinstance(one, EndJob) for one in job.last)
     assert job.told[-1].standing == "suspended"
@@ -233,7 +233,7 @@ def test_a_job_that_is_to_wait_is_saved_and_gives_all_its_nodes_back_at_its_end(
     assert job.machine.record.outcome == ""
 
 
-def test_a_job_that_is_to_end_at_once_is_not_saved_although_that_is_under_way() -> None:
+def test_a_job_that_must_end_at_once_is_not_saved() -> None:
     job = pooled(1).train("n0", saves=True)
     job.step(1, "n0")
     job.grants(wish="stop", n0=1)
@@ -256,7 +256,7 @@ def suspended() -> Pooled:
     return job
 
 
-def test_a_suspended_job_goes_on_once_it_is_to_by_another_coordinator() -> None:
+def test_a_suspended_job_is_resumed_by_another_coordinator() -> None:
     job = suspended()
     job.boot()
     job.come("n0", 1)
@@ -268,7 +268,7 @@ def test_a_suspended_job_goes_on_once_it_is_to_by_another_coordinator() -> None:
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["at once", "its coordinator dies before"])
-def test_a_job_that_was_suspended_and_keeps_nothing_begins_anew_and_says_so(*, again: bool) -> None:
+def test_a_resumed_job_without_checkpoints_restarts_from_step_0(*, again: bool) -> None:
     """The user was warned and repeated the request with --force; the job once failed when it was resumed."""
     job = suspended()
     job.boot()
@@ -288,7 +288,7 @@ def test_a_job_that_was_suspended_and_keeps_nothing_begins_anew_and_says_so(*, a
     assert job.machine.record.outcome == "failed", "a loss still fails the job"
 
 
-def test_a_job_that_goes_on_on_other_nodes_misses_none_of_its_old_ones() -> None:
+def test_a_job_resumed_on_other_nodes_does_not_wait_for_the_old_ones() -> None:
     """They have left, but the job once waited three seconds for them and then reported them lost."""
     job = saved_and_suspended()
     job.boot()
@@ -305,7 +305,7 @@ def test_a_job_that_goes_on_on_other_nodes_misses_none_of_its_old_ones() -> None
     assert not [event for event in job.events if isinstance(event, ev.FailureDetected)]
 
 
-def test_a_suspended_job_that_is_granted_a_node_before_it_hears_that_it_is_to_stop_again_gives_it_back() -> None:
+def test_a_suspended_job_returns_a_node_granted_before_it_was_suspended_again() -> None:
     job = suspended()
     job.boot()
     job.grants(wish="suspend", n0=2)
@@ -315,7 +315,7 @@ def test_a_suspended_job_that_is_granted_a_node_before_it_hears_that_it_is_to_st
 
 @pytest.mark.parametrize("wish", ["stop", "stop_now"])
 @pytest.mark.parametrize("again", [False, True])
-def test_a_job_that_is_suspended_when_it_hears_that_it_is_to_end_has_ended(wish: PoolWish, again: bool) -> None:
+def test_a_suspended_job_that_must_end_has_ended(wish: PoolWish, again: bool) -> None:
     job = suspended()
     if again:
         job.boot()
@@ -324,7 +324,7 @@ def test_a_job_that_is_suspended_when_it_hears_that_it_is_to_end_has_ended(wish:
     assert job.told[-1].heard == job.held.heard
 
 
-def test_a_job_that_has_ended_says_so_whatever_it_is_told_and_takes_nothing() -> None:
+def test_an_ended_job_accepts_no_grants_and_reports_its_end() -> None:
     job = pooled(1).train("n0")
     job.grants(wish="stop", n0=1)
     assert job.told[-1].standing == "stopped"
@@ -334,14 +334,14 @@ def test_a_job_that_has_ended_says_so_whatever_it_is_told_and_takes_nothing() ->
     assert job.told[-1].held == frozenset()
 
 
-def test_a_job_that_fails_says_why() -> None:
+def test_a_failed_job_reports_the_reason_to_the_pool() -> None:
     job = pooled(1).train("n0")
     job.tell("n0", msg.WorkerDown(worker=w("n0"), kind="exit", exit_code=2, detail="no such option --lrr"))
     assert job.told[-1].standing == "failed"
     assert "--lrr" in job.told[-1].why
 
 
-def test_another_coordinator_waits_for_its_members_and_gives_the_others_their_time_again() -> None:
+def test_a_new_coordinator_waits_for_members_and_gives_other_nodes_their_full_time() -> None:
     job = pooled().train("n0", "n1")
     job.step(1, "n0", "n1")
     job.grants(n0=1, n1=2, n2=3)
@@ -355,7 +355,7 @@ def test_another_coordinator_waits_for_its_members_and_gives_the_others_their_ti
     assert job.held.numbers >= {3}
 
 
-def test_a_node_that_is_out_is_given_back_and_the_pool_hears_that_it_is_of_no_use() -> None:
+def test_an_unfit_node_is_returned_and_refused_to_the_pool() -> None:
     job = pooled().train("n0")
     job.grants(n0=1, n1=2)
     job.connect(msgspec.structs.replace(hello("n1"), grant=2, unfit="its disk is full"))
@@ -375,7 +375,7 @@ def unfit(job: Pooled, node: str, grant: int) -> None:
     job.connect(msgspec.structs.replace(hello(node), grant=grant, unfit=NO_SCRIPT))
 
 
-def test_a_job_whose_first_node_would_not_do_waits_for_another_unless_there_is_none() -> None:
+def test_a_job_whose_nodes_are_unfit_waits_until_the_pool_has_no_other() -> None:
     job = pooled(1)
     job.boot()
     job.grants(n0=1)
@@ -395,7 +395,7 @@ def test_a_job_whose_first_node_would_not_do_waits_for_another_unless_there_is_n
     assert why == f"too few usable nodes in the pool (needs 1): n0: {NO_SCRIPT}; n1: {NO_SCRIPT}"
 
 
-def test_a_job_that_has_not_begun_fails_where_too_few_nodes_would_do_although_some_are_here() -> None:
+def test_a_job_that_has_not_begun_fails_if_too_few_nodes_are_fit() -> None:
     job = pooled(2)
     job.boot()
     job.grants(n0=1, n1=2)
@@ -406,7 +406,7 @@ def test_a_job_that_has_not_begun_fails_where_too_few_nodes_would_do_although_so
     assert "(needs 2): n1: there is no script" in job.told[-1].why
 
 
-def test_a_job_that_trains_does_not_fail_by_nodes_that_would_not_do() -> None:
+def test_unfit_nodes_do_not_fail_a_job_that_trains() -> None:
     job = pooled(1).train("n0")
     job.grants(n0=1, n1=2)
     unfit(job, "n1", 2)
@@ -415,7 +415,7 @@ def test_a_job_that_trains_does_not_fail_by_nodes_that_would_not_do() -> None:
     assert job.held.numbers == {1}
 
 
-def test_a_node_with_another_script_is_told_of_with_its_grant_and_why() -> None:
+def test_a_node_with_another_script_is_refused_to_the_pool_with_the_reason() -> None:
     job = pooled(2)
     job.boot()
     job.grants(n0=1, n1=2)
@@ -425,7 +425,7 @@ def test_a_node_with_another_script_is_told_of_with_its_grant_and_why() -> None:
     assert "script or arguments of node n1 differ" in job.told[-1].refuses["n1"].why
 
 
-def test_a_node_with_another_model_is_told_of_with_its_grant_and_why_and_no_failure_of_the_job() -> None:
+def test_a_node_with_another_model_is_refused_to_the_pool_without_a_failure() -> None:
     job = pooled(1).train("n0")
     job.grants(n0=1, n1=2)
     job.connect(msgspec.structs.replace(hello("n1"), grant=2))
@@ -437,7 +437,7 @@ def test_a_node_with_another_model_is_told_of_with_its_grant_and_why_and_no_fail
 
 
 @pytest.mark.parametrize("leaving", [(1,), (1, 2)])
-def test_a_job_keeps_its_last_node_until_it_is_to_end(leaving: tuple[int, ...]) -> None:
+def test_a_job_keeps_its_last_node_although_it_is_recalled(leaving: tuple[int, ...]) -> None:
     job = pooled(1).train("n0")
     job.grants(leaving=leaving, n0=1)
     assert not job.machine.record.leaving

@@ -48,7 +48,7 @@ def test_the_roles_stay_when_another_coordinator_takes_over_during_the_move() ->
 
 
 @pytest.mark.parametrize("lost", ["n1", "s0"])
-def test_a_loss_during_the_move_leaves_two_nodes_that_count(lost: str) -> None:
+def test_after_a_loss_during_a_move_two_nodes_count_as_training(lost: str) -> None:
     job = _moving()
     job.lose(lost)
     for node in {"n0", "n1", "s0"} - {lost}:
@@ -59,7 +59,7 @@ def test_a_loss_during_the_move_leaves_two_nodes_that_count(lost: str) -> None:
     assert max(len(one.numbers - one.waiting) for one in held) == 2
 
 
-def test_a_node_that_the_pool_calls_while_it_is_moved_joins_once_it_waits() -> None:
+def test_a_node_promoted_during_its_move_joins_once_it_is_a_standby() -> None:
     """The job has one node fewer than the pool wants at that moment: the pool calls the node that has just moved."""
     job = _moving()
     job.shares(standbys=(), called=("s0",))
@@ -75,7 +75,7 @@ def test_a_node_that_the_pool_calls_while_it_is_moved_joins_once_it_waits() -> N
     assert set(pending.workers) == {w("n0"), w("n1"), w("s0")}
 
 
-def test_a_call_is_followed_once() -> None:
+def test_a_promotion_takes_effect_once() -> None:
     """The pool repeats its message until the job answers; a node that has moved since then still waits."""
     job = _moving()
     job.shares(standbys=(), called=("s0",))
@@ -87,7 +87,7 @@ def test_a_call_is_followed_once() -> None:
     assert job.held.waiting == frozenset(), "the pool decided otherwise after the job's report"
 
 
-def test_a_called_standby_that_does_not_fit_is_not_reported_as_waiting_again() -> None:
+def test_a_promoted_standby_that_is_unfit_is_not_reported_as_a_standby_again() -> None:
     """Otherwise the pool would call it repeatedly until its agent has ended."""
     job = reserved()
     job.boot()
@@ -105,7 +105,7 @@ def test_a_called_standby_that_does_not_fit_is_not_reported_as_waiting_again() -
     assert job.held.waiting == frozenset()
 
 
-def test_a_node_that_is_told_to_end_and_its_standby_never_both_count() -> None:
+def test_a_node_with_an_end_notice_and_its_standby_never_both_count_as_training() -> None:
     """The grace is too short for the standby to join first, so it replaces the node when that leaves."""
     job = reserved().train()
     job.tell("n1", msg.EndNotice(grace_s=0.01))
@@ -121,13 +121,13 @@ def test_a_node_that_is_told_to_end_and_its_standby_never_both_count() -> None:
     assert (job.held.numbers, job.held.waiting) == ({1, 3}, frozenset())
 
 
-def test_a_leaver_that_the_pool_wants_back_leaves_its_standby_in_addition() -> None:
+def test_the_standby_of_a_recalled_draining_node_trains() -> None:
     job = _moving()
     job.shares(leaving=(2,))
     assert job.held.waiting == frozenset(), "s0 trains, and n1 no longer counts"
 
 
-def test_a_node_that_has_moved_and_joins_next_to_another_one_in_the_same_breath_counts_as_a_standby() -> None:
+def test_a_moved_node_that_joins_for_another_at_once_counts_as_a_standby() -> None:
     """The job's record never shows it as waiting: it is warm, and the second move has already started."""
     job = _moving()
     job.feed(MoveNodes(("n0",)))
@@ -136,13 +136,13 @@ def test_a_node_that_has_moved_and_joins_next_to_another_one_in_the_same_breath_
     assert job.held.waiting == {2}
 
 
-def test_a_node_that_joins_for_another_one_cannot_be_moved_before_it_has_the_place() -> None:
+def test_a_node_that_joins_for_another_cannot_be_moved_before_it_has_its_ranks() -> None:
     job = _moving()
     with pytest.raises(RefusedError, match="node s0 joins to take the place of node n1: ask again"):
         job.feed(MoveNodes(("s0",)))
 
 
-def test_a_node_that_waits_for_a_standby_to_move_is_given_back_if_the_pool_wants_it() -> None:
+def test_a_node_that_waits_for_its_move_is_returned_if_it_is_recalled() -> None:
     """The standby is lost before it is warm. Without the recall, the node would wait for another standby."""
     job = reserved().train(warm=False)
     job.feed(MoveNodes(("n1",)))
@@ -157,7 +157,7 @@ def test_a_node_that_waits_for_a_standby_to_move_is_given_back_if_the_pool_wants
 
 
 @pytest.mark.parametrize("told_first", [True, False])
-def test_no_standby_takes_the_place_of_a_node_that_the_pool_wants_back_and_that_is_told_to_end(
+def test_no_standby_replaces_a_recalled_node_with_an_end_notice(
     told_first: bool,
 ) -> None:
     job = reserved().train(warm=not told_first)  # a warm standby would join next to n1 at once

@@ -8,7 +8,7 @@ from pooled_job import reserved
 from holdfast.protocol.messages import any_side as msg
 
 
-def test_it_waits_by_its_grant_and_the_pool_is_told_who_trains() -> None:
+def test_a_node_with_a_standby_grant_is_a_standby_and_roles_are_reported() -> None:
     job = reserved().train()
     assert job.held.waiting == {3}
     assert list(job.machine.members.standbys) == ["s0"]
@@ -16,7 +16,7 @@ def test_it_waits_by_its_grant_and_the_pool_is_told_who_trains() -> None:
     assert (job.told[-1].standbys, job.told[-1].trains) == ({3}, {1, 2})
 
 
-def test_it_takes_a_place_with_the_write_that_gives_the_lost_node_back() -> None:
+def test_a_standby_trains_in_the_same_write_that_returns_the_lost_node() -> None:
     job = reserved().train()
     job.lose("n1")
     assert job.held.numbers == {1, 2, 3}
@@ -27,7 +27,7 @@ def test_it_takes_a_place_with_the_write_that_gives_the_lost_node_back() -> None
     assert (told.held, told.standbys) == ({1, 3}, frozenset())
 
 
-def test_one_that_was_cold_joins_where_the_pool_wants_it_to() -> None:
+def test_a_cold_standby_that_the_pool_promotes_joins() -> None:
     job = reserved().train(warm=False)
     job.lose("n1")
     job.report("n0", 1)
@@ -43,7 +43,7 @@ def test_one_that_was_cold_joins_where_the_pool_wants_it_to() -> None:
     assert pending.workers == (w("n0"), w("s0"))
 
 
-def test_older_words_of_the_pool_have_nobody_wait_again() -> None:
+def test_an_older_message_of_the_pool_makes_no_member_a_standby() -> None:
     job = reserved().train()
     job.lose("n1")
     job.report("n0", 1)
@@ -52,7 +52,7 @@ def test_older_words_of_the_pool_have_nobody_wait_again() -> None:
     assert not job.machine.members.standbys
 
 
-def test_one_that_is_called_before_it_has_come_comes_as_a_node_like_any_other() -> None:
+def test_a_standby_promoted_before_it_connects_is_a_regular_node() -> None:
     job = reserved()
     job.boot()
     job.shares()
@@ -62,7 +62,7 @@ def test_one_that_is_called_before_it_has_come_comes_as_a_node_like_any_other() 
     assert job.held.waiting == frozenset()
 
 
-def test_one_that_is_called_before_the_job_has_begun_comes_again() -> None:
+def test_a_standby_promoted_before_the_job_begins_reconnects_as_a_regular_node() -> None:
     job = reserved()
     job.boot()
     job.shares()
@@ -73,7 +73,7 @@ def test_one_that_is_called_before_the_job_has_begun_comes_again() -> None:
     assert not job.machine.members.standbys
 
 
-def test_one_that_was_not_granted_to_wait_does_not_whatever_it_says() -> None:
+def test_the_grant_decides_the_role_and_not_the_nodes_own_setting() -> None:
     job = reserved()
     job.boot()
     job.shares(standbys=())
@@ -81,7 +81,7 @@ def test_one_that_was_not_granted_to_wait_does_not_whatever_it_says() -> None:
     assert not job.machine.members.standbys
 
 
-def test_nobody_takes_the_place_of_a_node_that_the_pool_wants_back() -> None:
+def test_no_standby_replaces_a_recalled_node() -> None:
     job = reserved().train()
     job.shares(leaving=(2,))
     job.step(2, "n0", "n1")
@@ -97,7 +97,7 @@ def test_nobody_takes_the_place_of_a_node_that_the_pool_wants_back() -> None:
     assert job.machine.record.pending is None
 
 
-def test_one_that_the_pool_wants_back_goes_at_once() -> None:
+def test_a_recalled_standby_leaves_at_once() -> None:
     job = reserved().train()
     job.shares(leaving=(3,))
     job.tick(0.2)
@@ -105,7 +105,7 @@ def test_one_that_the_pool_wants_back_goes_at_once() -> None:
     assert job.held.numbers == {1, 2}
 
 
-def test_one_that_is_lost_is_given_back_and_nobody_is_stopped() -> None:
+def test_a_lost_standby_is_returned_without_an_interruption() -> None:
     job = reserved().train()
     job.lose("s0")
     assert job.held.numbers == {1, 2}
