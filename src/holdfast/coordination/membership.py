@@ -126,7 +126,9 @@ class Node:
         return self.standby or self.owed
 
     def in_units(self, places: int) -> Iterable[WorkerInfo]:
-        """Return its workers that are in complete replica groups of `places` workers each."""
+        """Return this node's workers that are in complete replica groups of `places` workers each: all of them if
+        `places` is 1.
+        """
         if places == 1 or self.complete:
             return self.workers.values()
         here = Counter(info.index // places for info in self.workers.values())
@@ -417,7 +419,7 @@ class Membership:
         return sorted(complete, key=lambda worker: others[worker].place)
 
     def renew(self, connection: int, now: float) -> None:
-        """Renew the lease of a connection's node, if it has one."""
+        """Renew the lease of the node that has this connection, from `now` on. Ignored if no node has it."""
         node = self.on(connection)
         if node is not None:
             node.seen = now

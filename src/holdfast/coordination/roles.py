@@ -26,7 +26,9 @@ def unit_of(worker: str, places: int) -> UnitName:
 
 
 def whole_units(workers: Iterable[str], places: int) -> list[tuple[str, ...]]:
-    """Return the complete replica groups among these workers, each by local rank, in the workers' order."""
+    """Return the complete replica groups of `places` workers among these workers. Each lists its workers by local rank;
+    the groups are in the order of their first workers.
+    """
     if places == 1:
         return [(worker,) for worker in workers]
     units: dict[UnitName, list[str]] = {}
@@ -36,7 +38,7 @@ def whole_units(workers: Iterable[str], places: int) -> list[tuple[str, ...]]:
 
 
 def only_whole(workers: Sequence[str], places: int) -> list[str]:
-    """Return the workers that are in complete replica groups, in the same order."""
+    """Return the workers that are in complete replica groups of `places` workers, in the same order."""
     if places == 1:
         return list(workers)
     whole = {worker for unit in whole_units(workers, places) for worker in unit}

@@ -45,7 +45,8 @@ def hash_of(data: bytes) -> int:
 
 
 def fingerprint_contribution(fingerprint: Fingerprint, place: int, places: int, world: int) -> list[float]:
-    """Return a worker's contribution to the sums: two numbers for each role, which are 0 for other roles.
+    """Return a worker's contribution to the sums over all workers: for its own role a hash of the fingerprint and its
+    square, and two zeros for each other role.
 
     The step is part of the hash, so two settings that collide at one step differ at the next.
 

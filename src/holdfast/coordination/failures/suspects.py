@@ -78,9 +78,10 @@ def find_lacking_members(plan: GenerationPlan, reports: Mapping[str, Report], ap
 
 
 def find_failed_transfers(plan: GenerationPlan, complaints: Iterable[Complaint]) -> dict[str, AbstractSet[str]]:
-    """Return the failed transfers to receivers of the state: receiver -> its senders.
+    """Return the failed transfers of state: each receiver, with the senders from which its transfer failed.
 
-    If a receiver names the failed sender, its other transfers failed as a consequence and do not count.
+    If a receiver names the failed sender, its other transfers failed as a consequence and do not count; otherwise the
+    complaints of senders count.
     """
     by_receivers: dict[str, set[str]] = {}
     by_senders: dict[str, set[str]] = {}

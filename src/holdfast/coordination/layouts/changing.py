@@ -337,7 +337,9 @@ class LayoutChanges:
 
     @property
     def needed_nodes(self) -> Collection[str]:
-        """The nodes that must return before the stash is complete; () if the connected nodes have all of it."""
+        """The nodes that must return before the stash is complete; () if the connected nodes have all of it, or if no
+        stash waits to be loaded.
+        """
         change = self._transaction.record.change
         if change is None or change.kept is None or self._transaction.record.plan is not None:
             return ()

@@ -162,8 +162,9 @@ class FailingLayouts:
 
     def on_replacement(self, worker: str, why: str) -> bool:
         """Count the loss of a process since the last stash; revert the change if its replica group has lost too many.
+        Without a stash, nothing is counted.
 
-        Processes that end together count once, and a process once.
+        Processes of a group that end together count once, and so does a process that is reported twice.
 
         Returns:
             Whether the change is reverted.

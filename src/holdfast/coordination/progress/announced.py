@@ -456,8 +456,8 @@ class Progress:
 
 
 def _replaced(workers: Sequence[str], before: Sequence[str]) -> str:
-    """Return the action that leads from the workers before to the present ones: "restart" for new processes in the same
-    local ranks, else "replace" for equal numbers, else "shrink".
+    """Return the action that leads from the workers before to the present ones, which are not more: "restart" for new
+    processes in the same local ranks, else "replace" for equal numbers, else "shrink".
     """
     if set(map(node_and_index_of, workers)) == set(map(node_and_index_of, before)):
         return "restart"

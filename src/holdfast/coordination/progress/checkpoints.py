@@ -405,8 +405,10 @@ class CheckpointBook:
             self._prune([node], superseded)
 
     def _on_damaged(self, message: CheckpointDamaged) -> bool:
-        """Stop counting a checkpoint that cannot be read, emit that, and tell all nodes, but keep its files; return
-        whether it counted.
+        """Stop counting a checkpoint that cannot be read, emit that, and tell all nodes, so that they save its step
+        again. Its files are kept.
+
+        Return whether it counted; False and no effect if it did not.
         """
         transaction = self._transaction
         remaining = tuple(known for known in transaction.record.checkpoints if known.name != message.name)

@@ -156,8 +156,8 @@ class Closing:
             self.end(self._unsaved)
 
     def end(self, unsaved: str = "") -> None:
-        """End the job now: everything that can be saved is saved. It has failed if that was the reason; else it can be
-        resumed.
+        """End the job now, without waiting for further saving. If the reason is a failure, the job fails; else it is
+        stopped, and can be resumed.
 
         Args:
             unsaved: the progress that is lost, in words; "" for none.

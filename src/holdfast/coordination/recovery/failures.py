@@ -131,7 +131,9 @@ class Failures:
         return {node_of(complaint.worker): complaint.detail for complaint in own}
 
     def _classify(self, failure: Failure) -> Failure:
-        """Return the failure with its class. That of a process gets the class's severity, if that is more severe."""
+        """Return the failure with its class. The failure of a process also gets the class's severity, if that is more
+        severe; that of a node keeps its own.
+        """
         evidence = failure.evidence
         found = self._classes.classify(failure.kind, evidence.detector, evidence.detail)
         # Only for a process: for its machine, the agent finds the same and leaves.

@@ -121,7 +121,8 @@ def verify(
         moved: called before each file and while it is read, to report progress.
 
     Raises:
-        DamagedCheckpointError: the manifest or a file is missing, or differs in size or content.
+        DamagedCheckpointError: the manifest or a file is missing or cannot be read, or a file differs in size or
+            content.
     """
     step, files = read_manifest(storage, checkpoint)
     for file in files:
@@ -180,8 +181,8 @@ def remove(storage: Storage, names: Iterable[str]) -> None:
 def remove_unfinished(storage: Storage, before: CheckpointName) -> None:
     """Remove unsealed checkpoints of earlier generations than a sealed one's.
 
-    Those of its own generation stay: another thread or node may be sealing one of them right now. Whoever still writes
-    them removes them (`CheckpointStore`), or is asked to.
+    Those of its own generation stay: another thread or node may be sealing one of them right now. The worker that still
+    writes one removes it (`CheckpointStore`), or is asked to.
 
     Raises:
         OSError: the directory cannot be listed, or a folder cannot be removed.

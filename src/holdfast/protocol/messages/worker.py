@@ -161,7 +161,11 @@ class Report(Struct, frozen=True, kw_only=True, tag="Report"):
     compared: Fingerprint | None = None
 
     def holding_of(self, step: int) -> Holding | None:
-        """Return the parts of a step's state that are here, or follow from its result, or None if there are none."""
+        """Return which parts of the state of `step` this worker has.
+
+        If it has applied the step, these are the parts of its state; if it has applied the previous one, those that its
+        retained result gives. None otherwise, or if it retains no result.
+        """
         if self.applied == step:
             return self.state
         return self.result if self.applied == step - 1 else None
