@@ -156,7 +156,8 @@ def inherit_placement(
 
 
 def keep_placement(question: PlacementQuestion) -> ExpertPlan | Shortage | None:
-    """Place experts without a search: held replicas stay, and replicas that the guarantee of f lacks are added.
+    """Place experts without a search: held replicas stay, and the replicas are added without which an expert would live
+    on too few nodes (f).
 
     Every slot is used. Workers with more replicas than slots keep only replicas that they are assigned again.
 

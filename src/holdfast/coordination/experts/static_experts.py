@@ -97,7 +97,8 @@ def place_static(
         workers: the members, in rank order
         held: the experts that each worker holds now, as a blob; a missing worker holds none
         chunks: the chunk of each worker (`assign_chunks`)
-        asked: The requested f, for the record. At most world / P is given.
+        asked: The number of nodes that should hold each expert (f). The plan records it, and the number that is given:
+            at most the fewest nodes with the same chunk.
     """
     ep_size = max(chunks.values()) + 1
     placed: IntArray = np.zeros((shape.layers, shape.experts, len(workers)), dtype=np.int64)

@@ -113,7 +113,8 @@ class Suspects:
         owing: Sequence[str] = (),
         transfers: StateTransfers = NO_TRANSFERS,
     ) -> dict[str, str]:
-        """Return the nodes that cannot stay, with the reason; {} if the same members may try again.
+        """Return the nodes that cannot stay, with the reason; {} if the same members may try again, or if they are all
+        on one node.
 
         After failed transfers these are bad senders, or receivers without further tries. Otherwise, after a time-out or
         a second try without a new step, they are in this order: laggards, members without a known address, unreachable
@@ -122,7 +123,7 @@ class Suspects:
         Args:
             workers: the members by rank, all of which have reported
             reports: their reports
-            complaints: the complaints about failed collectives
+            complaints: the complaints about failed collectives; without any, there are no suspects
             committed: the newest step applied by all
             owing: members with addresses that the others wait for
             transfers: the transfers of state between the members

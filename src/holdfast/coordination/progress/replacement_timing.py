@@ -44,7 +44,8 @@ def choose_replacement(costs: MeasuredCosts, loss: NodesLost, now: float) -> Rep
     """Choose whether a standby replaces lost nodes at once, or joins later while the job goes on with fewer nodes, and
     say why.
 
-    The cheaper way counts, including the risk of another loss; without measurements, replace at once.
+    The costs of both ways include the risk of another loss. It joins later only if that saves at least `LEAST_GAIN_S`
+    seconds of training, and if both costs were measured before.
     """
     transfer_s, swap_s = costs.of(Cost.TRANSFER), costs.of(Cost.SWAP)
     beside_s = transfer_s + costs.of(Cost.BUILD)

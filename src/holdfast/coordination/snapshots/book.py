@@ -151,10 +151,11 @@ class SnapshotBook:
                 return self._on_snapshot_damaged(message)
 
     def _on_snapshot_damaged(self, message: worker_messages.SnapshotDamaged) -> bool:
-        """Exclude a damaged copy, or the whole snapshot if no node is named, and emit that.
+        """Exclude a damaged copy, or the whole snapshot if no node is named, and emit that. Repeated reports are
+        ignored.
 
-        Return whether the current decision restores this snapshot, and all copies of a part that it names are damaged.
-        Repeated reports are ignored.
+        Return whether the current decision restores this snapshot, but can no longer do so: the whole snapshot is
+        excluded, or all copies of a part that the decision names are damaged.
         """
         key, copy = message.snapshot.key, (message.snapshot.key, message.snapshot.part, message.node)
         if key in self._lost or copy in self._bad:
@@ -312,8 +313,8 @@ class SnapshotBook:
                 self._changed = True
 
     def _announce(self, held: dict[SnapshotKey, _Held], committed: int) -> None:
-        """Emit each newly complete snapshot of a committed step with its cost and the number of failures that it
-        survives.
+        """Emit each newly complete snapshot of a committed step, with its cost and the number of nodes that should and
+        can hold each part.
 
         One that is older than an emitted one is emitted only if no newer one is complete now: nodes that hold its parts
         have returned, and the newer ones are lost. Stashed state is not emitted.
