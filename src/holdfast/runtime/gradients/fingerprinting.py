@@ -97,8 +97,9 @@ class Fingerprinting:
             return False
 
     def _describe_options(self) -> Iterator[str]:
-        """Yield `group option value` for each option of each parameter group, sorted by name, then the number of frozen
-        parameters and the first of them. Each text is cut to `MAX_SHOWN_CHARACTERS`.
+        """Yield `group option value` for each option of each parameter group, sorted by name within a group; `option
+        value` if there is a single group. Then, if parameters are frozen, yield their number and the first of them.
+        Each text is cut to `MAX_SHOWN_CHARACTERS`.
         """
         named = self._state.optimizers.by_name
         for name, optimizer in named.items():

@@ -204,7 +204,9 @@ class RunningStatistics(NoteSource):
 
     @torch.no_grad()
     def apply(self) -> None:
-        """Write the merged values and call counters into the state's buffers, once."""
+        """Write the values and call counters that `merge` computed into the state's buffers. Do nothing if it computed
+        none, or if they are written already.
+        """
         if self._next is None:
             return
         (values, counts), self._next, place = self._next, None, 0
@@ -215,8 +217,8 @@ class RunningStatistics(NoteSource):
             tensor.fill_(count)
 
     def _make_call_hook(self, number: int) -> Callable[..., None]:
-        """Return a forward hook that counts the calls of a layer in training mode, during the forward pass of a
-        micro-batch.
+        """Return a forward hook that counts the calls of the layer `number`: only in training mode, and only during the
+        forward pass of a micro-batch.
         """
 
         def called(*_: object) -> None:

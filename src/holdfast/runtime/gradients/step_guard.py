@@ -49,8 +49,8 @@ class StepGuard:
             self._stepping = False
 
     def check(self) -> None:
-        """Check that `extra` has all schedulers of the optimizers, if the script has made the first one for an
-        optimizer since the last check.
+        """Check that `extra` has all schedulers of the optimizers. Only done if, since the last check, an optimizer has
+        got its first scheduler; else nothing is checked.
 
         Raises:
             BadInputError: one of them is not in `extra`.

@@ -200,7 +200,7 @@ class Workload:
 
     def skip(self, reason: str, micro_batch: int) -> None:
         """Finish a micro-batch without a gradient or a loss: its samples are counted as skipped, and `reason` is kept
-        for its note and for repeated attempts.
+        for its note and for repeated attempts. With experts, this rank still serves the other ranks' tokens.
 
         Raises:
             BadInputError: with a layout, or the forward pass changed a buffer.
@@ -324,8 +324,8 @@ class Workload:
         """Apply a step that has passed: update the parameters by the reduced gradients, then the merged notes, the loss
         scale and the schedules. The result is the same on every rank, in every bit.
 
-        The parameters stay unchanged if gradients were not finite or all micro-batches were skipped. The reduced
-        gradients stay in the parameters until the next step starts.
+        If gradients were not finite or all micro-batches were skipped, only the parameters stay unchanged, and in the
+        second case also the loss scale. The reduced gradients stay in the parameters until the next step starts.
         """
         if self.experts is not None:
             self.experts.on_step_passed()

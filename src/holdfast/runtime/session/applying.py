@@ -188,8 +188,9 @@ class StepApplier:
     def save_after_left_loop(self, unchanged: bool) -> None:
         """Save the state of a script that left its loop early and ended well, if it is not saved.
 
-        Settings that the loop had changed are restored first. A changed state is not saved: the coordinator is told,
-        and rank 0 logs a warning. Does nothing if the state is incomplete, or if there is no checkpoint directory.
+        Settings that the loop had changed are restored first. A changed state is not saved, and the coordinator is
+        told. Rank 0 logs a warning if the state is not saved in the end. Does nothing if the state is incomplete, for
+        step 0, or if there is no checkpoint directory.
 
         Args:
             unchanged: whether the state is as it was when the script left the loop.
@@ -217,10 +218,11 @@ class StepApplier:
     def save_final_state(self) -> int:
         """Save the last state if it is not saved, and wait until all writes have ended or the generation is over.
 
-        A save of a best state goes first, unless the job was asked to end.
+        A save of a best state goes first, unless the job was asked to end. Without a checkpoint directory, nothing is
+        saved.
 
         Returns:
-            The generation in which the state was saved.
+            The generation in which this began; it may be over by now.
         """
         shared, saver = self._shared, self._saver
         with shared.changed:

@@ -145,9 +145,11 @@ class Attempt:
         self._shared.send(tally)
 
     def _iter_upcoming(self) -> Iterator[tuple[int, int]]:
-        """Yield the (step, micro-batch) pairs that this worker will load: the rest of this step, then all later ones.
+        """Yield, without end, the (step, micro-batch) pairs that this worker will load: the rest of this step, then all
+        later ones.
 
-        Later steps assume that the plan stays the same. They are left out if this worker is not in the plan any longer.
+        Later steps assume that the plan stays the same. They are left out, so that the pairs end, if this worker is not
+        in the plan any longer or has no share of a step.
         """
         compute = self._compute
         yield from ((compute.step, one) for one in compute.micro_batches if one not in compute.summed)
@@ -194,9 +196,11 @@ class Attempt:
         """Reduce the gradients, vote with all workers, and apply the step if it passed.
 
         Returns:
-            False if the coordinator decides about the step: a Stop came, a peer was lost, or the result was refused.
+            True if the step is applied. False if the coordinator decides about it: a Stop came, a peer was lost, or the
+                result was refused.
 
         Raises:
+            StepUseError, BadInputError: as `Workload.reduce`.
             Exception: an exception of the optimizer or of `after_apply`.
         """
         with self._shared.changed:
@@ -254,6 +258,7 @@ class Attempt:
 
         Raises:
             HaltedError, PeerLostError: the reduction or the vote was interrupted.
+            StepUseError, BadInputError: as `Workload.reduce`.
         """
         domain, all_workers = groups.domain, groups.world if groups.domain is not groups.world else None
         if self._faults.slow_link > 1.0:

@@ -102,6 +102,10 @@ class GenerationEntry:
 
         Without a state, or if the generation is over, nothing is copied, but the machine is told too. The result of the
         copy is reported to the coordinator by `Snapshots.stash`.
+
+        Raises:
+            RuntimeError: this worker has no folder for the copy.
+            BadInputError: the script changed an `extra` outside of `apply()`.
         """
         if self._snapshots is None:
             raise RuntimeError("the state must be stashed, but this worker has no folder for it")
@@ -191,6 +195,9 @@ class GenerationEntry:
         """Move the experts of the plan to this worker now, or start to move them in the background of the first step.
 
         If the move failed, waits for the Stop of the generation.
+
+        Raises:
+            RuntimeError: the model has no experts.
         """
         if self._experts is None:
             raise RuntimeError("experts must move, but this model has none")

@@ -422,10 +422,10 @@ class Job:
         self._after_apply(step)
 
     def _open_session(self, workload: Workload) -> Session:
-        """Create the session, announce this worker, and handle the script's later errors.
+        """Create the session, announce this worker, and remove the `TrainingGuard`.
 
-        Without an agent, a `SoloLink` answers instead of the coordinator. The `TrainingGuard` is removed. With a
-        layout, the replicated state is compared between the ranks first.
+        With an agent, a hook then reports errors of the script. Without one, a `SoloLink` answers instead of the
+        coordinator. With a layout, the replicated state is compared between the ranks first.
         """
         settings = self._settings
         if self._spread is not None:

@@ -284,6 +284,9 @@ class Session:
 
         Returns:
             The step result, if the step is applied on this worker by now; else None: the attempt is undone.
+
+        Raises:
+            Exception: as `Attempt.commit`.
         """
         with self._suspend_pause():
             if not (attempt.complete and attempt.commit()):
@@ -410,7 +413,11 @@ class Session:
         self.workload.loader.close()
 
     def _execute_task(self, task: Task) -> None:
-        """Execute a task between two steps, or at the end. Other tasks are ignored: the machine is asked again."""
+        """Execute one task of the training thread between two steps: finish early (`Finish`), or lead into or out of a
+        generation (`Leading`).
+
+        Other tasks, such as `Wait` and `Compute`, are ignored: the caller asks the machine for its next task.
+        """
         if isinstance(task, Finish):
             self._finish_early(task)
         if isinstance(task, Leading):

@@ -99,8 +99,14 @@ class SoloLink:
         """Answer a message with orders, as a coordinator of one worker.
 
         Begin at the newest checkpoint, begin the next generation after a stop, request and accept checkpoints, drop
-        damaged ones, and end the job once it has finished. A refused step is repeated once; after a second refusal, the
-        job fails. Messages that need no answer are ignored. Raises as `send`.
+        damaged ones, and end the job once it has finished. A refused step is repeated once; after a second refusal, or
+        an error of the script in `after_apply`, a last generation saves the state. Messages that need no answer are
+        ignored.
+
+        Raises:
+            JobFailedError: no checkpoint can be read; or the last generation has finished after refused or skipped
+                steps.
+            BadInputError: the checkpoint directory cannot be read.
         """
         match message:
             case msg.Attach():
@@ -202,7 +208,8 @@ class SoloLink:
         self._orders.put(msg.Begin(plan=self._plan, decision=decision))
 
     def _find_checkpoints(self) -> None:
-        """Find the usable checkpoints of an earlier run, and the errors of the damaged ones.
+        """Find the usable checkpoints of an earlier run, and the errors of the damaged ones. Do nothing without a
+        checkpoint directory.
 
         Raises:
             BadInputError: the directory cannot be read.

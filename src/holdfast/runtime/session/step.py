@@ -99,13 +99,15 @@ class Step:
             self._looping = False
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Add the gradients of the current micro-batch.
+        """Run backward on the loss of the current micro-batch, and add its gradients to the sums of the step.
 
         Args:
             loss: mean over the samples of the micro-batch.
 
         Raises:
-            StepUseError: called outside of the loop over micro-batches, or twice for one micro-batch.
+            StepUseError: called outside of the loop over micro-batches, or twice for one micro-batch; or the script
+                made or changed gradients itself.
+            BadInputError: the loss is not one number in a tensor, or the forward pass changed a buffer.
         """
         if self._open is None and self._looping:
             raise StepUseError(
@@ -128,8 +130,9 @@ class Step:
             reason: for people; at most 200 characters are kept.
 
         Raises:
-            BadInputError: the reason is empty, or the job has a layout.
-            StepUseError: called outside of the loop over micro-batches, or after `backward`.
+            BadInputError: the reason is empty, the job has a layout, or the forward pass changed a buffer.
+            StepUseError: called outside of the loop over micro-batches, after `backward`, or in the middle of the
+                forward pass of a model with experts.
         """
         given = cast(object, reason)
         if not isinstance(given, str) or not given.strip():
@@ -176,9 +179,11 @@ class Step:
             True if the step is applied, which happens exactly once per step; False if a failure undid the attempt.
 
         Raises:
-            StepUseError: called twice, or before all micro-batches were computed.
-            BadInputError: an `extra` was changed outside of `apply()`.
-            Exception: an exception of `after_apply`; the step is applied, and the job ends.
+            StepUseError: called twice, or before all micro-batches were computed; or the script made or changed
+                gradients itself.
+            BadInputError: an `extra` was changed outside of `apply()`, or logged values contradict each other.
+            Exception: an exception of `after_apply`; the step is applied, and the job ends. Or of the optimizer: the
+                state is void, and the process must end.
         """
         if self._ended or self._has_open_micro_batch:
             raise StepUseError(f"step {self.number}: apply() is called once, after all micro-batches had backward()")

@@ -306,7 +306,11 @@ class JobExperts:
                 self.shards.rearrange(layer, names)
 
     def _adopt_migrated(self, next_placement: NextPlacement) -> None:
-        """Move the experts of a finished background migration into their rows, and serve them from the next step on."""
+        """Complete a background migration: keep only this rank's experts of `next_placement`, the received ones in
+        their planned rows, and bind the layers to that placement.
+
+        The next step makes new buffers for gradients and choices.
+        """
         assert self.migration is not None
         placed = experts_of_rank(next_placement.placement, self._comm.rank)
         self._keep_only(placed, self.migration.arrived)

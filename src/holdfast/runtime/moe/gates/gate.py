@@ -150,9 +150,10 @@ class TopKGate(nn.Module):
         return Choice(experts=chosen_TK, weights=weights_TK, aux_loss=aux_loss)
 
     def _select_experts(self, scores_TE: torch.Tensor) -> torch.Tensor:
-        """Return the K best experts of each token, `(T, K)`, by their scores plus the balancing bias.
+        """Return the K best experts of each token, `(T, K)`, by their scores plus the balancing bias, if there is one.
 
-        With groups, only experts of the `groups_kept` best groups are chosen.
+        With groups, only experts of each token's `groups_kept` best groups are chosen. A group's score is the sum of
+        the scores of its `group_best` best experts.
         """
         if self.bias is not None:
             scores_TE = scores_TE + self.bias

@@ -17,7 +17,10 @@ import triton.language as tl
 def gather_rows(
     rows, order, out, number, D: tl.constexpr, TOP_K: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_D: tl.constexpr
 ):
-    """out[a] = rows[order[a] // TOP_K]."""
+    """Triton kernel: out[a] = rows[order[a] // TOP_K] for each a below `number`.
+
+    `out` is `(number, D)`, `order` `(number,)`; `rows` has D columns. All are contiguous.
+    """
     a = tl.program_id(0) * BLOCK_A + tl.arange(0, BLOCK_A)
     d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     source = tl.load(order + a, mask=a < number, other=0) // TOP_K
@@ -39,7 +42,11 @@ def sum_rows(
     BLOCK_T: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """out[t] = the sum over a token's choices of (weights[t, choice] *) rows[inverse[t, choice]], in float32."""
+    """Triton kernel: out[t] = the sum over a token's choices of (weights[t, choice] *) rows[inverse[t, choice]].
+
+    `out` is `(number, D)`, `inverse` and `weights` are `(number, TOP_K)`; `weights` is only read if WEIGHTED. Sums are
+    made in float32, and stored in the dtype of `out`.
+    """
     t = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     inside = (t < number)[:, None] & (d < D)[None, :]
@@ -67,7 +74,11 @@ def combine_backward(
     BLOCK_T: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Both gradients of the weighted `sum_rows` in one pass: of rows[inverse[t, choice]] and of weights[t, choice]."""
+    """Triton kernel: write both gradients of the weighted `sum_rows` in one pass.
+
+    `grad` `(number, D)` is the gradient of its sums. The gradient of rows[inverse[t, choice]] is stored at the same row
+    of `grad_rows`, and that of weights[t, choice] at grad_weights[t, choice].
+    """
     t = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     known = t < number
     start_t = t.to(tl.int64) * D
@@ -89,8 +100,8 @@ def combine_backward(
 
 @triton.jit
 def interval_shares(tokens, replicas, sent, received, rank, ranks, stride_e, stride_n, BLOCK_N: tl.constexpr):
-    """Triton kernel: one expert's row and column of the interval schedule (`planning.Interval`), for one rank, `(E, N)`
-    both.
+    """Triton kernel: write how many tokens of each expert `rank` sends to (`sent`) and receives from (`received`) each
+    rank, `(E, N)` both, by the interval schedule (`planning.Interval`). One program computes one expert.
 
     The integers are the same as in `planning.dispatch_schedule`; `tokens` `(E, N)` has strides, the others are
     contiguous.
@@ -111,8 +122,8 @@ def interval_shares(tokens, replicas, sent, received, rank, ranks, stride_e, str
 def _capacities(T, R, start, n):
     """Return how many tokens of one expert each rank computes, `(N,)`, as `planning.replica_capacities`.
 
-    T are its tokens and R its replicas per rank. Each replica gets an even share; ranks with many own tokens get the
-    rest first, from rank `start` on.
+    T are its tokens and R its replicas per rank, `(N,)` both. Each replica gets an even share; ranks with many own
+    tokens get the rest first, from rank `start` on. `n` has the ranks' numbers 0, 1, ... `(N,)`.
     """
     total = tl.sum(T, axis=0)
     number = tl.maximum(tl.sum(R, axis=0), 1)
@@ -161,9 +172,10 @@ def order_by_segments(
     STEPS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """order[q] = lookup[q + shifts[s]] for the segment s that contains position q; inverse undoes it.
+    """Triton kernel: order[q] = lookup[q + shifts[s]] for the segment s that contains position q; inverse undoes it.
 
-    `ends` `(segments,)` are the segments' ends, ascending; 2**STEPS > segments.
+    Without LOOKUP, order[q] is q + shifts[s]. There are `number` positions, and `segments` segments with the ends
+    `ends` `(segments,)`, ascending; 2**STEPS > segments. The inverse is inverse[order[q]] = q.
     """
     q = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     known = q < number

@@ -385,7 +385,9 @@ def _zero_output(tokens: torch.Tensor, weights_TK: torch.Tensor) -> torch.Tensor
 
 
 def _wire_dtype(tokens: torch.Tensor) -> torch.dtype:
-    """Return the dtype in which tokens are sent and computed: autocast's if it is enabled."""
+    """Return the dtype in which tokens are sent and computed: autocast's if it is enabled, else their own. float64
+    always stays.
+    """
     kind = tokens.device.type
     if torch.is_autocast_enabled(kind) and tokens.dtype != torch.float64:
         return torch.get_autocast_dtype(kind)

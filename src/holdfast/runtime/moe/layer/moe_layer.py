@@ -141,7 +141,7 @@ def _check_sizes(dim: int, hidden: int, experts: int, top_k: int) -> tuple[int, 
     """Return the sizes as Python integers.
 
     Raises:
-        BadInputError: a size is out of range.
+        BadInputError: one is not an integer or below 1, or `top_k` is above `experts`.
     """
     check_integers(dim=dim, hidden=hidden, experts=experts, top_k=top_k)
     if min(dim, hidden, experts) < 1 or not 1 <= top_k <= experts:
