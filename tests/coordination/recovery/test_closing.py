@@ -56,7 +56,7 @@ def all_save(job: Job, step: int, generation: int = 2, nodes: tuple[str, ...] = 
 
 
 @pytest.mark.parametrize("policy", [SHRINK, RESTART], ids=["shrink", "restart-all"])
-def test_all_members_save_where_they_stand_and_the_job_can_be_taken_up_again(policy: JobSpec) -> None:
+def test_an_interrupted_job_is_saved_and_can_be_resumed(policy: JobSpec) -> None:
     job = interrupted_job(4, Job(spec=policy))
     begin = all_report(job, 4)
     assert begin.decision == msg.Decision(kind=DecisionKind.REDO, applied=4)
@@ -69,7 +69,7 @@ def test_all_members_save_where_they_stand_and_the_job_can_be_taken_up_again(pol
     assert (finished.reason, finished.why, finished.steps, finished.outcome) == ("stopped", "Ctrl-C", 4, "stopped")
 
 
-def test_a_step_that_has_passed_somewhere_is_applied_and_saved() -> None:
+def test_a_step_that_a_member_has_passed_is_applied_and_saved() -> None:
     job = interrupted_job(4)
     passed = msg.PassedStep(step=5, commit=commit())
     job.report("n0", 4, msg.Phase.ABANDONED, **reduced(1.0))
@@ -84,7 +84,7 @@ def test_a_step_that_has_passed_somewhere_is_applied_and_saved() -> None:
     assert [event.step for event in job.events if isinstance(event, ev.StepCommitted)][-1] == 5
 
 
-def test_being_asked_again_changes_nothing_and_without_saving_ends_at_once() -> None:
+def test_a_repeated_request_changes_nothing_and_one_without_saving_ends_at_once() -> None:
     job = interrupted_job()
     job.feed(CTRL_C, after=1.0)
     assert job.kinds == []
@@ -96,7 +96,7 @@ def test_being_asked_again_changes_nothing_and_without_saving_ends_at_once() -> 
 
 
 @pytest.mark.parametrize("reported", [True, False])
-def test_what_takes_too_long_is_given_up(reported: bool) -> None:
+def test_a_save_that_takes_too_long_is_given_up(reported: bool) -> None:
     job = interrupted_job(job=Job(save_timeout_s=4.0))
     if reported:
         all_report(job, 4)
@@ -110,7 +110,7 @@ def test_what_takes_too_long_is_given_up(reported: bool) -> None:
     assert job.machine.record.outcome == ""
 
 
-def test_who_fails_meanwhile_is_left_out_and_the_others_save() -> None:
+def test_the_others_save_without_a_node_that_fails_during_the_save() -> None:
     job = interrupted_job()
     all_report(job, 4)
     job.lose("n0")
@@ -121,7 +121,7 @@ def test_who_fails_meanwhile_is_left_out_and_the_others_save() -> None:
     assert job.machine.over == EndJob(EXIT_INTERRUPTED, "Ctrl-C")
 
 
-def test_a_job_that_is_recovering_saves_instead_of_going_on() -> None:
+def test_an_interrupted_recovery_ends_in_a_save() -> None:
     job = Job().start(saves=True)
     job.step(1)
     job.lose("n2")
@@ -133,7 +133,7 @@ def test_a_job_that_is_recovering_saves_instead_of_going_on() -> None:
     assert set(job.orders(msg.Begin)) == {w("n0"), w("n1")}
 
 
-def test_nobody_is_let_in_any_more() -> None:
+def test_no_node_joins_a_job_that_is_ending() -> None:
     job = interrupted_job()
     job.connect(hello("n3"))
     job.say(msgspec.structs.replace(attach(w("n3")), saves=True))
@@ -145,7 +145,7 @@ def test_nobody_is_let_in_any_more() -> None:
     assert job.orders(msg.Stop) == {}
 
 
-def test_the_job_ends_at_once_where_nothing_can_be_saved() -> None:
+def test_a_job_that_cannot_save_ends_at_once() -> None:
     waiting = Job(nodes=2).boot()
     waiting.connect(hello("n0"))
     waiting.say(msgspec.structs.replace(attach(w("n0")), saves=True))
@@ -156,7 +156,7 @@ def test_the_job_ends_at_once_where_nothing_can_be_saved() -> None:
     assert unsaved.kinds == ["JobFinished", "EndNode", "EndNode", "EndNode", "end"]
 
 
-def test_a_job_whose_time_is_up_is_saved_and_can_be_taken_up_again() -> None:
+def test_a_job_at_its_time_limit_is_saved_and_can_be_resumed() -> None:
     job = Job(spec=JobSpec(time_limit=60.0)).start(saves=True)
     job.step(1)
     pass_time(job, 59.0)
@@ -170,7 +170,7 @@ def test_a_job_whose_time_is_up_is_saved_and_can_be_taken_up_again() -> None:
     assert (finished.reason, finished.resumable) == ("time_limit", True)
 
 
-def test_the_time_limit_is_that_of_a_run_whoever_coordinates_it() -> None:
+def test_the_time_limit_counts_for_a_run_across_coordinators() -> None:
     job = Job(spec=JobSpec(time_limit=60.0)).start(saves=True)
     since = job.machine.record.run_since
     pass_time(job, 30.0)
@@ -194,14 +194,14 @@ def pass_time(job: Job, seconds: float) -> None:
         job.tick(1.0)
 
 
-def test_a_node_that_comes_late_is_told_to_end() -> None:
+def test_a_node_that_connects_to_an_ended_job_is_ended() -> None:
     job = Job().start()
     job.feed(CTRL_C)
     job.connect(hello("n3"))
     assert [end.exit_code for end in job.sent(msg.EndNode)] == [EXIT_INTERRUPTED]
 
 
-def test_a_state_that_is_lost_or_initial_is_not_waited_for() -> None:
+def test_a_lost_or_initial_state_is_not_saved() -> None:
     fresh = interrupted_job(at=0)
     for node in ("n0", "n1", "n2"):
         fresh.report(node, 0)
@@ -219,7 +219,7 @@ def test_a_state_that_is_lost_or_initial_is_not_waited_for() -> None:
     assert lost.machine.record.checkpoints == (KnownCheckpoint(step=1, name=called(1, "1"), term=1, generation=1),)
 
 
-def test_no_coordinator_takes_the_last_generations_end_for_the_jobs() -> None:
+def test_a_new_coordinator_does_not_take_the_end_of_the_last_generation_as_success() -> None:
     job = interrupted_job()
     all_report(job, 4)
     job.boot(takeover=True)
@@ -236,7 +236,7 @@ def test_no_coordinator_takes_the_last_generations_end_for_the_jobs() -> None:
     assert job.machine.record.outcome == ""
 
 
-def test_who_had_ended_its_loop_before_the_last_generation_has_not_saved_yet() -> None:
+def test_a_loop_that_ended_before_the_last_generation_does_not_count_as_saved() -> None:
     job = interrupted_job()
     all_report(job, 4)
     job.boot(takeover=True)
@@ -252,7 +252,7 @@ def test_who_had_ended_its_loop_before_the_last_generation_has_not_saved_yet() -
     assert job.machine.record.checkpoints[-1].step == 4
 
 
-def test_asking_again_and_again_gives_no_more_time() -> None:
+def test_repeated_requests_do_not_extend_the_time_for_the_save() -> None:
     job = interrupted_job(job=Job(save_timeout_s=4.0))
     all_report(job, 4)
     for _ in range(4):
@@ -265,7 +265,7 @@ def test_asking_again_and_again_gives_no_more_time() -> None:
     assert job.machine.over == EndJob(EXIT_INTERRUPTED, "Ctrl-C")
 
 
-def test_the_wish_outlives_the_coordinator_that_was_asked() -> None:
+def test_the_request_to_end_survives_a_takeover() -> None:
     """A failure in the last generation leads to another last one, also under a coordinator that received no request."""
     job = interrupted_job()
     all_report(job, 4)
@@ -277,7 +277,7 @@ def test_the_wish_outlives_the_coordinator_that_was_asked() -> None:
     all_report(job, 4, "n0", "n1")
 
 
-def test_nobody_is_stopped_while_the_first_one_still_saves() -> None:
+def test_no_member_is_stopped_while_another_still_saves() -> None:
     job = interrupted_job(job=Job(report_timeout_s=2.0))
     all_report(job, 4)
     for node in ("n0", "n1", "n2"):
@@ -309,7 +309,7 @@ def script_failed(node: str, generation: int = 1) -> msg.ScriptFailed:
 
 
 @pytest.mark.parametrize("policy", [SHRINK, RESTART], ids=["shrink", "restart-all"])
-def test_a_script_that_cannot_go_on_fails_once_all_members_have_saved(policy: JobSpec) -> None:
+def test_a_failed_script_fails_the_job_once_all_members_have_saved(policy: JobSpec) -> None:
     job = failed_job(policy)
     all_report(job, 4)
     all_save(job, 4)
@@ -319,7 +319,7 @@ def test_a_script_that_cannot_go_on_fails_once_all_members_have_saved(policy: Jo
     assert [event.why for event in job.events if isinstance(event, ev.JobFailed)] == [RAISED]
 
 
-def test_a_group_that_breaks_because_its_members_are_told_to_stop_is_no_failure() -> None:
+def test_collectives_that_fail_because_of_a_stop_are_not_a_failure() -> None:
     job = failed_job()
     job.say(msg.Complaint(worker=w("n2"), generation=1, detail="connection closed by peer"))
     all_report(job, 4)
@@ -332,7 +332,7 @@ def test_a_group_that_breaks_because_its_members_are_told_to_stop_is_no_failure(
     assert [event.node for event in hung.events if isinstance(event, ev.FailureDetected)] == ["n2"]
 
 
-def test_the_first_cause_stands_whoever_fails_or_wants_the_end_afterwards() -> None:
+def test_the_first_cause_of_the_end_is_reported() -> None:
     job = failed_job()
     job.say(script_failed("n2"))
     job.feed(CTRL_C)
@@ -344,7 +344,7 @@ def test_the_first_cause_stands_whoever_fails_or_wants_the_end_afterwards() -> N
     assert at_once.machine.over == EndJob(EXIT_FAILED, RAISED)
 
 
-def test_a_script_that_cannot_go_on_while_its_user_wants_the_end_has_failed() -> None:
+def test_a_script_that_fails_while_the_job_is_ending_fails_the_job() -> None:
     job = interrupted_job()
     job.say(script_failed("n1"))
     all_report(job, 4)
@@ -353,7 +353,7 @@ def test_a_script_that_cannot_go_on_while_its_user_wants_the_end_has_failed() ->
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_the_cause_outlives_the_coordinator(begun: bool) -> None:
+def test_the_cause_of_the_end_survives_a_takeover(begun: bool) -> None:
     job = failed_job()
     generation = 1
     if begun:
@@ -373,7 +373,7 @@ def test_the_cause_outlives_the_coordinator(begun: bool) -> None:
     assert job.machine.over == EndJob(EXIT_FAILED, RAISED)
 
 
-def test_a_job_that_is_over_is_not_asked_to_save() -> None:
+def test_a_finished_job_ignores_an_interrupt() -> None:
     job = Job().start(saves=True)
     job.step(1)
     for node in ("n0", "n1", "n2"):
@@ -393,7 +393,7 @@ def stopped_job(step: int = 1) -> Job:
     return job
 
 
-def test_a_script_that_has_asked_for_the_end_is_done_with_its_reason() -> None:
+def test_a_job_stopped_by_its_script_finishes_with_the_scripts_reason() -> None:
     job = stopped_job()
     for node, why in (("n0", ""), ("n1", "good enough"), ("n2", "")):
         job.say(msg.Finished(worker=w(node), generation=1, step=1, stopped=True, why=why))
@@ -403,7 +403,7 @@ def test_a_script_that_has_asked_for_the_end_is_done_with_its_reason() -> None:
     assert job.machine.record.outcome == "finished"
 
 
-def test_that_a_script_has_asked_for_the_end_outlives_everybody() -> None:
+def test_a_stop_requested_by_a_script_survives_all_processes() -> None:
     job = stopped_job()
     job.say(written("n0", 1, "writing-1"))
     job.say(kept("n0", 1, "step-1"))
@@ -416,7 +416,7 @@ def test_that_a_script_has_asked_for_the_end_outlives_everybody() -> None:
     assert decision.commit.wishes == (msg.Wish.STOP,)
 
 
-def test_a_later_run_with_the_same_journal_resumes_from_its_checkpoint_and_waits_for_its_nodes_in_silence() -> None:
+def test_a_later_run_resumes_from_its_checkpoint_once_its_nodes_have_joined() -> None:
     job = interrupted_job(4)
     all_report(job, 4)
     all_save(job, 4)

@@ -58,7 +58,7 @@ def replaced(job: Job) -> list[str]:
     return [message.worker for message in job.sent(msg.Replace)]
 
 
-def test_a_script_that_raises_on_one_node_is_started_again_and_the_others_go_on() -> None:
+def test_a_script_that_raises_on_one_node_is_restarted_and_the_others_continue() -> None:
     job = trained()
     job.say(raised("n1"))
     assert job.kinds == ["persist", "FailureDetected", "Stop", "Stop", "Stop"]
@@ -80,7 +80,7 @@ def test_a_script_that_raises_on_one_node_is_started_again_and_the_others_go_on(
     assert job.machine.members.worker(w("n1")) is None
 
 
-def test_what_the_one_that_raised_knows_of_a_step_counts() -> None:
+def test_a_step_result_of_the_worker_that_raised_counts() -> None:
     """It has applied a step that the others have not: they go forward with its step result, without it."""
     job = trained()
     job.say(raised("n1"))
@@ -94,7 +94,7 @@ def test_what_the_one_that_raised_knows_of_a_step_counts() -> None:
     assert replaced(job) == [w("n1")]
 
 
-def test_the_same_on_a_second_node_ends_the_job_saved() -> None:
+def test_the_same_error_on_a_second_node_saves_and_fails_the_job() -> None:
     job = trained()
     job.say(raised("n1"))
     for node in ("n0", "n1", "n2"):
@@ -124,7 +124,7 @@ def all_raise(job: Job, *nodes: str) -> None:
         job.report(node, 2)
 
 
-def test_where_all_raise_all_keep_what_they_have_until_it_is_saved() -> None:
+def test_workers_that_all_raise_keep_their_state_until_it_is_saved() -> None:
     job = trained()
     all_raise(job, "n0", "n1", "n2")
     begins = job.orders(msg.Begin)
@@ -135,7 +135,7 @@ def test_where_all_raise_all_keep_what_they_have_until_it_is_saved() -> None:
     assert job.machine.record.will.why == f"step 3, micro-batch 2: {OOPS} (on nodes n0, n1, n2)"
 
 
-def test_where_nothing_is_kept_the_job_ends_at_once() -> None:
+def test_without_checkpoints_an_error_on_two_nodes_fails_the_job_at_once() -> None:
     job = trained(saves=False)
     for node in ("n0", "n1", "n2"):
         job.say(raised(node))
@@ -151,7 +151,7 @@ def finish_last(job: Job, node: str = "n0") -> None:
     job.say(msg.Finished(worker=w(node), generation=2, step=2))
 
 
-def test_what_only_the_one_that_raised_has_is_saved_and_all_start_again_from_it() -> None:
+def test_the_only_copy_of_the_state_is_saved_before_its_worker_is_replaced() -> None:
     job = trained(1)
     all_raise(job, "n0")
     assert job.orders(msg.Begin)[w("n0")].plan.last
@@ -167,7 +167,7 @@ def test_what_only_the_one_that_raised_has_is_saved_and_all_start_again_from_it(
     assert job.machine.record.will is None
 
 
-def test_where_it_dies_before_that_is_saved_all_go_on_from_the_newest_checkpoint() -> None:
+def test_the_newest_checkpoint_is_restored_if_the_only_copy_dies_before_its_save() -> None:
     """A simulation (11434243472) found this: the job failed, although the work was not known to be at fault."""
     job = trained(1)
     job.say(written("n0", 1, "writing-1"))
@@ -196,7 +196,7 @@ def went_back() -> Job:
     return job
 
 
-def test_what_is_in_the_checkpoint_that_all_go_back_to_is_not_saved_again() -> None:
+def test_the_restored_checkpoint_is_not_saved_again_after_an_error() -> None:
     """Found by simulation 11424588318: the first worker raised before the others had loaded the checkpoint.
 
     Each time the job saved and restarted all workers, so no other worker ever reached the step.
@@ -213,7 +213,7 @@ def test_what_is_in_the_checkpoint_that_all_go_back_to_is_not_saved_again() -> N
     assert job.machine.record.will is None
 
 
-def test_what_was_done_since_all_went_back_is_saved() -> None:
+def test_steps_after_a_rollback_are_saved_after_an_error() -> None:
     job = went_back()
     job.say(msg.Entered(worker=w("n0"), generation=1, applied=2))
     job.say(applied(w("n0"), 1, 3))
@@ -224,7 +224,7 @@ def test_what_was_done_since_all_went_back_is_saved() -> None:
     assert all(begin.plan.last for begin in job.orders(msg.Begin).values())
 
 
-def test_a_coordinator_that_takes_over_knows_what_is_to_follow() -> None:
+def test_a_new_coordinator_knows_that_a_restart_follows_the_save() -> None:
     job = trained(1)
     all_raise(job, "n0")
     job.boot(takeover=True)
@@ -238,14 +238,14 @@ def test_a_coordinator_that_takes_over_knows_what_is_to_follow() -> None:
     )
 
 
-def test_where_the_only_one_that_has_the_state_raises_and_nothing_is_kept() -> None:
+def test_without_checkpoints_an_error_of_the_only_worker_fails_the_job() -> None:
     job = trained(1, saves=False)
     all_raise(job, "n0")
     assert job.machine.over is not None
     assert job.machine.over.why.endswith("; then there is no other live copy of step 2")
 
 
-def test_the_last_step_is_told_before_the_end_that_comes_with_it() -> None:
+def test_the_last_step_is_committed_before_the_job_fails() -> None:
     job = Job(nodes=1).start()
     job.say(raised("n0"))
     job.report("n0", 1, passed=msg.PassedStep(step=1, commit=commit()))
@@ -253,7 +253,7 @@ def test_the_last_step_is_told_before_the_end_that_comes_with_it() -> None:
     assert len(job.said(ev.StepCommitted)) == 1
 
 
-def test_before_the_first_step_there_is_nothing_to_keep() -> None:
+def test_an_error_before_the_first_step_only_replaces_the_worker() -> None:
     job = Job(nodes=1).start(saves=True)
     job.say(raised("n0"))
     job.report("n0", 0)
@@ -262,7 +262,7 @@ def test_before_the_first_step_there_is_nothing_to_keep() -> None:
     assert job.machine.record.plan is None
 
 
-def test_a_newcomer_that_raises_is_replaced_at_once() -> None:
+def test_a_joining_worker_that_raises_is_replaced_at_once() -> None:
     job = trained()
     job.connect(hello("n3"))
     job.say(attach(w("n3")))
@@ -279,7 +279,7 @@ def down(node: str, *, step: int | None = 3, phase: Phase = Phase.APPLYING) -> m
 
 @pytest.mark.parametrize("dies", [True, False])
 @pytest.mark.parametrize("timed_out", [True, False])
-def test_collectives_that_fail_around_a_script_that_has_raised_are_no_second_failure(
+def test_collectives_that_fail_because_of_a_script_error_are_not_a_second_failure(
     *, dies: bool, timed_out: bool
 ) -> None:
     """The messages may come in any order: a worker may answer Stop while it still formats its traceback."""
@@ -301,7 +301,7 @@ def test_collectives_that_fail_around_a_script_that_has_raised_are_no_second_fai
         assert detected == ["n1"], order
 
 
-def test_what_two_nodes_raise_while_the_state_changes_is_the_works_fault_too() -> None:
+def test_an_error_of_two_nodes_in_the_optimizer_step_is_the_scripts_fault() -> None:
     job = trained()
     job.tell("n1", down("n1"))
     (failure,) = job.said(ev.FailureDetected)
@@ -316,7 +316,7 @@ def test_what_two_nodes_raise_while_the_state_changes_is_the_works_fault_too() -
     )
 
 
-def test_who_raises_something_else_while_the_job_ends_is_not_named() -> None:
+def test_a_node_with_another_error_is_not_named_in_the_failure() -> None:
     job = trained()
     job.tell("n1", down("n1"))
     job.tell("n2", down("n2"))
@@ -336,7 +336,7 @@ def test_scripts_that_raise_before_they_have_attached() -> None:
 
 
 @pytest.mark.parametrize(("code", "ends"), [(7, EXIT_FAILED), (2, EXIT_BAD_INPUT)])
-def test_a_script_that_wants_no_more_ends_the_job_saved(code: int, ends: int) -> None:
+def test_a_final_script_error_saves_and_ends_the_job(code: int, ends: int) -> None:
     job = trained(1)
     job.say(raised("n0", code=code, final=True))
     job.report("n0", 2)
@@ -350,9 +350,7 @@ def test_a_script_that_wants_no_more_ends_the_job_saved(code: int, ends: int) ->
     ("checkpoint", "unsaved"),
     [(0, UNSAVED), (1, f"{UNSAVED}, the newest checkpoint is of step 1"), (2, "")],
 )
-def test_where_the_optimizer_raises_on_all_nodes_it_is_said_that_nothing_could_be_saved(
-    checkpoint: int, unsaved: str
-) -> None:
+def test_an_optimizer_error_on_all_nodes_reports_that_nothing_was_saved(checkpoint: int, unsaved: str) -> None:
     job = Job(nodes=2).start(saves=True)
     for step in (1, 2):
         job.step(step)
@@ -365,7 +363,7 @@ def test_where_the_optimizer_raises_on_all_nodes_it_is_said_that_nothing_could_b
     assert job.machine.over == EndJob(EXIT_FAILED, f"{why}; {unsaved}" if unsaved else why)
 
 
-def test_who_has_raised_with_a_step_that_no_other_has_is_as_good_as_dead_where_the_others_can_go_on() -> None:
+def test_a_worker_that_raised_with_the_newest_step_is_dropped_if_the_others_can_continue() -> None:
     """Without checkpoints the job failed, although the announced step before still existed (seed 22000003350)."""
     job = Job().start()
     job.step(1)
@@ -378,7 +376,7 @@ def test_who_has_raised_with_a_step_that_no_other_has_is_as_good_as_dead_where_t
     assert (begun.members, begun.decision) == (("n0", "n2"), "redo")
 
 
-def test_where_the_others_have_too_little_room_for_the_experts_they_wait_for_the_process_that_follows() -> None:
+def test_the_others_wait_for_the_restarted_process_if_they_lack_expert_slots() -> None:
     """After the rollback they had to continue without it, and the job failed (seeds 24732507595, 24404105864)."""
     shape = msg.ExpertShape(layers=1, experts=4, slots=2)
     job, nodes = Job().boot(), ("n0", "n1", "n2")

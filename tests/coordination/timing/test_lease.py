@@ -37,11 +37,11 @@ def lasts_s(*gaps: float) -> float:
         ([0.5] * 60 + [0.75] + [0.5] * 130, 0.5),
     ],
 )
-def test_three_times_the_longest_gap_of_late(gaps: list[float], longest: float) -> None:
+def test_the_lease_is_three_times_the_longest_recent_gap(gaps: list[float], longest: float) -> None:
     assert lasts_s(*gaps) == FAILURE * longest + FLOOR_S
 
 
-def test_a_node_that_says_a_word_at_every_step_may_say_fewer() -> None:
+def test_the_least_lease_follows_the_heartbeat_period() -> None:
     assert least_lease_s(3.0, 0.5) == FAILURE * 0.5 + FLOOR_S
     assert least_lease_s(1.0, 0.5) == 1.0
 
@@ -57,7 +57,7 @@ def calm(*silent: str, seconds: float, job: Job | None = None, every: int = 5) -
     return job
 
 
-def test_a_node_that_falls_silent_is_given_up_sooner_than_it_would_be_at_first() -> None:
+def test_a_silent_node_is_lost_sooner_with_a_learnt_lease() -> None:
     job = calm(seconds=WINDOW_S + 1.0)
     calm("n1", seconds=2.0, job=job)
     (lost,) = [event for event in job.events if isinstance(event, ev.FailureDetected)]
@@ -66,13 +66,13 @@ def test_a_node_that_falls_silent_is_given_up_sooner_than_it_would_be_at_first()
     assert not [event for event in early.events if isinstance(event, ev.FailureDetected)]
 
 
-def test_a_node_that_said_much_is_not_given_up_for_a_heartbeat_that_is_late() -> None:
+def test_a_node_with_frequent_messages_is_not_lost_for_one_late_heartbeat() -> None:
     job = calm(seconds=WINDOW_S + 1.0, every=1)
     calm("n1", seconds=1.5, job=job)
     assert not [event for event in job.events if isinstance(event, ev.FailureDetected)]
 
 
-def test_a_coordinator_that_did_not_run_for_half_of_it_does_not_rely_on_it() -> None:
+def test_a_coordinator_that_was_paused_does_not_apply_the_learnt_lease() -> None:
     job = calm(seconds=WINDOW_S + 1.0)
     job.tick(1.4)
     for _ in range(5):

@@ -20,28 +20,28 @@ def took(*seconds: float, activity: Activity = COMPUTE, world: int = 4, times: T
     return times
 
 
-def test_nobody_is_judged_before_enough_have_ended() -> None:
+def test_no_limit_exists_before_the_warm_up_measurements() -> None:
     assert took(*[0.1] * (WARM_UP - 1)).limit_s(COMPUTE, 4) is None
     assert took(*[0.1] * WARM_UP).limit_s(COMPUTE, 4) == pytest.approx(0.3 + FLOOR_S)
 
 
-def test_a_mean_follows_what_changes_and_forgets_what_was() -> None:
+def test_the_mean_forgets_old_times() -> None:
     times = took(*[0.1] * 100, *[0.2] * 5 * MEMORY)
     assert times.mean_s(COMPUTE, 4) == pytest.approx(0.2, rel=0.01)
 
 
-def test_several_that_ended_between_two_looks_count_as_so_many_of_their_mean() -> None:
+def test_a_total_of_several_times_counts_as_that_many_of_their_mean() -> None:
     times = Times()
     times.add(COMPUTE, 4, Total(6, 0.6, 0.3))
     assert times.mean_s(COMPUTE, 4) == pytest.approx(0.1)
 
 
-def test_one_that_hung_does_not_become_usual() -> None:
+def test_a_single_hang_does_not_raise_the_limit() -> None:
     times = took(*[0.1] * 20, 120.0)
     assert times.limit_s(COMPUTE, 4) == pytest.approx(0.5, rel=0.2)
 
 
-def test_another_world_size_has_times_of_its_own_and_until_then_twice_the_others_limit() -> None:
+def test_a_new_world_size_has_twice_the_old_limit_until_it_is_measured() -> None:
     times = took(*[0.1] * 10, world=4)
     assert times.limit_s(COMPUTE, 3) == pytest.approx(2 * (0.3 + FLOOR_S))
     took(*[0.4] * 10, world=3, times=times)
@@ -49,12 +49,12 @@ def test_another_world_size_has_times_of_its_own_and_until_then_twice_the_others
     assert times.limit_s(COMPUTE, 4) == pytest.approx(0.3 + FLOOR_S)
 
 
-def test_what_is_long_now_and_then_may_take_twice_the_longest_that_has_ended() -> None:
+def test_an_occasionally_long_activity_has_twice_its_longest_time() -> None:
     times = took(*[0.001] * 30, 5.0, *[0.001] * 30, activity=SCRIPT)
     assert times.limit_s(SCRIPT, 4) == pytest.approx(10.0)
 
 
-def test_anything_may_take_one_and_a_half_steps_longer_than_usual() -> None:
+def test_each_limit_allows_one_and_a_half_steps_more_than_usual() -> None:
     times = took(*[0.2] * 20)
     took(*[0.5] * 10, activity=Activity.REDUCING, times=times)
     assert took(*[0.01] * 3, activity=Activity.APPLYING, world=3, times=times).limit_s(COMPUTE, 4) == pytest.approx(0.8)
@@ -64,12 +64,12 @@ def test_anything_may_take_one_and_a_half_steps_longer_than_usual() -> None:
     assert times.limit_s(COMPUTE, 4) == pytest.approx(0.2 + 1.5 * 0.91)
 
 
-def test_who_waits_for_a_word_is_never_late() -> None:
+def test_activities_that_wait_for_a_message_have_no_limit() -> None:
     for activity in (Activity.AWAITING, Activity.STARTING, Activity.FINISHED, Activity.ENDING):
         assert took(*[0.1] * 10, activity=activity).limit_s(activity, 4) is None
 
 
-def test_longer_than_usual_is_worth_a_warning() -> None:
+def test_a_time_longer_than_usual_counts_as_a_warning() -> None:
     times = took(*[0.1] * 10)
     assert times.warnings == {}
     took(0.12, times=times)
