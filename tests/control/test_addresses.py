@@ -14,14 +14,14 @@ def listener(host: str) -> socket.socket:
     return socket.create_server((host, 0))
 
 
-def test_a_server_on_the_loopback_address_alone_is_reached_from_there() -> None:
+def test_a_loopback_server_is_reached_from_the_loopback_address() -> None:
     with listener("127.0.0.1") as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
         assert advertised_address(url) == "127.0.0.1"
         assert is_on_this_host(url)
 
 
-def test_a_server_that_others_can_reach_is_told_an_address_that_they_can_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_on_all_interfaces_gets_an_externally_reachable_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """127.0.0.2 stands for an address of another interface."""
     monkeypatch.setattr(addresses, "_outer_addresses", lambda: iter(["192.0.2.7", "127.0.0.2"]))
     monkeypatch.setattr(addresses, "_CONNECT_S", 0.1)
@@ -31,9 +31,9 @@ def test_a_server_that_others_can_reach_is_told_an_address_that_they_can_reach(m
         assert is_on_this_host(url)
 
 
-def test_a_server_whose_name_leads_nowhere_is_not_beside() -> None:
+def test_a_server_with_an_unresolvable_name_is_not_on_this_host() -> None:
     assert not is_on_this_host("http://no-such-host.invalid:7000")
 
 
-def test_the_own_addresses_are_no_loopback_addresses() -> None:
+def test_outer_addresses_exclude_loopback_addresses() -> None:
     assert not [address for address in addresses._outer_addresses() if address.startswith("127.")]

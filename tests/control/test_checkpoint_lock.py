@@ -43,26 +43,26 @@ def locks(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Locks]:
     made.close()
 
 
-def test_a_second_job_is_refused_by_the_name_of_the_first(locks: Locks) -> None:
+def test_a_second_job_is_refused_with_the_name_of_the_first_job(locks: Locks) -> None:
     locks("one").acquire()
     with pytest.raises(BadInputError, match=r"is used by job 'one' \(process 7 on here\), which runs: give another"):
         locks("two").acquire()
 
 
-def test_a_restart_and_a_fail_over_of_the_same_job_pass_at_once(locks: Locks) -> None:
+def test_a_restart_or_failover_of_the_same_job_takes_the_lock_immediately(locks: Locks) -> None:
     locks("one", "id").acquire()
     begun = time.monotonic()
     assert locks("one", "id").acquire() is None
     assert time.monotonic() - begun < WATCH_S
 
 
-def test_the_same_name_alone_does_not_pass(locks: Locks) -> None:
+def test_a_job_with_the_same_name_but_another_identity_is_refused(locks: Locks) -> None:
     locks("one", "first").acquire()
     with pytest.raises(BadInputError, match="is used by job 'one'"):
         locks("one", "second").acquire()
 
 
-def test_a_lock_that_is_not_renewed_is_stale_whatever_its_time_stamp(tmp_path: Path) -> None:
+def test_a_lock_that_is_not_renewed_is_stale_despite_a_future_timestamp(tmp_path: Path) -> None:
     left = LockOwner(job="gone", identity="gone", events="/e.jsonl")
     path = tmp_path / LOCK_NAME
     path.write_bytes(msgspec.json.encode(left))
@@ -75,7 +75,7 @@ def test_a_lock_that_is_not_renewed_is_stale_whatever_its_time_stamp(tmp_path: P
     assert not path.exists()
 
 
-def test_one_that_ends_while_it_is_watched_makes_room(locks: Locks) -> None:
+def test_a_lock_released_while_it_is_watched_can_be_acquired(locks: Locks) -> None:
     first = locks("one")
     first.acquire()
     first._renew_s = 60.0  # pyright: ignore[reportPrivateUsage] - it is about to end
@@ -85,7 +85,7 @@ def test_one_that_ends_while_it_is_watched_makes_room(locks: Locks) -> None:
 
 
 @pytest.mark.parametrize("content", [b"notes", b"", b"{}", b"\xff", b"x" * 20_000])
-def test_a_lock_file_that_cannot_be_read_is_refused_with_what_to_do(tmp_path: Path, content: bytes) -> None:
+def test_an_unreadable_lock_file_is_refused_with_a_remedy(tmp_path: Path, content: bytes) -> None:
     (tmp_path / LOCK_NAME).write_bytes(content)
     locks = Locks(str(tmp_path))
     with pytest.raises(BadInputError, match=r"cannot be read: .*if no other job uses this directory, remove the file"):
@@ -93,20 +93,20 @@ def test_a_lock_file_that_cannot_be_read_is_refused_with_what_to_do(tmp_path: Pa
     assert (tmp_path / LOCK_NAME).read_bytes() == content
 
 
-def test_a_folder_in_the_place_of_the_lock_file_is_refused(tmp_path: Path) -> None:
+def test_a_folder_at_the_path_of_the_lock_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / LOCK_NAME).mkdir()
     with pytest.raises(BadInputError, match="cannot be read"):
         Locks(str(tmp_path))("two").acquire()
 
 
-def test_a_link_to_a_missing_file_in_the_place_of_the_lock_file_is_refused(tmp_path: Path) -> None:
+def test_a_dangling_symlink_at_the_path_of_the_lock_file_is_refused(tmp_path: Path) -> None:
     """The name exists but there is no file to read, so retrying would never end."""
     (tmp_path / LOCK_NAME).symlink_to(tmp_path / "missing")
     with pytest.raises(BadInputError, match=r"exists, but nothing can be read .*remove the file"):
         Locks(str(tmp_path))("two").acquire()
 
 
-def test_a_job_that_runs_goes_on_whatever_is_wrong_with_its_lock(tmp_path: Path) -> None:
+def test_a_running_job_continues_if_its_lock_file_is_invalid(tmp_path: Path) -> None:
     (tmp_path / LOCK_NAME).write_bytes(b"notes")
     printed: list[str] = []
     with locked_directory(str(tmp_path), LockOwner(job="j", identity="j"), printed.append, running=True) as stale:
@@ -119,7 +119,7 @@ def test_a_job_that_runs_goes_on_whatever_is_wrong_with_its_lock(tmp_path: Path)
         pass
 
 
-def test_a_job_whose_lock_is_taken_says_so_and_leaves_it_alone(tmp_path: Path) -> None:
+def test_a_job_that_loses_its_lock_logs_it_and_keeps_the_new_lock(tmp_path: Path) -> None:
     locks = Locks(str(tmp_path))
     lock = locks("one")
     lock.acquire()
@@ -135,7 +135,7 @@ def test_a_job_whose_lock_is_taken_says_so_and_leaves_it_alone(tmp_path: Path) -
     assert (tmp_path / LOCK_NAME).read_bytes() == other
 
 
-def test_a_remote_store_without_conditional_writes_is_warned_of(
+def test_a_remote_store_without_conditional_writes_causes_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def always(self: RemoteStorage, path: str, data: bytes) -> bool:
@@ -164,6 +164,6 @@ def test_a_job_that_has_moved_to_another_host_keeps_its_lock(tmp_path: Path) -> 
     assert not (tmp_path / LOCK_NAME).exists()
 
 
-def test_no_directory_needs_no_lock() -> None:
+def test_a_job_without_a_checkpoint_directory_needs_no_lock() -> None:
     with locked_directory("", LockOwner(job="j", identity="j"), print) as stale:
         assert stale is None

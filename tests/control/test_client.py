@@ -50,7 +50,7 @@ def client_of(url: str) -> CoordinatorClient:
     ],
     ids=["status", "events", "add_nodes", "node_requests"],
 )
-def test_whoever_is_no_coordinator_is_said_to_be_none(
+def test_a_server_that_is_not_a_coordinator_is_reported_as_unreachable(
     ask: Callable[[CoordinatorClient], object], stranger: str
 ) -> None:
     with client_of(stranger) as client, pytest.raises(UnreachableError, match="is not a coordinator of holdfast"):
@@ -58,13 +58,13 @@ def test_whoever_is_no_coordinator_is_said_to_be_none(
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:99999", "http://127.0.0.1:1/x", "ftp://127.0.0.1:1", "127.0.0.1:1"])
-def test_what_is_no_url_of_a_coordinator_is_refused(url: str) -> None:
+def test_an_invalid_coordinator_url_is_refused(url: str) -> None:
     with pytest.raises(BadInputError, match="it must be http://HOST:PORT"):
         client_of(url)
 
 
 @pytest.mark.parametrize("host", ["a..b", "x" * 70, "-"])
-def test_nobody_answers_at_what_can_be_no_hosts_name(host: str) -> None:
+def test_an_impossible_host_name_is_refused_or_unreachable(host: str) -> None:
     try:
         client = client_of(f"http://{host}:1")
     except BadInputError:

@@ -22,7 +22,7 @@ def control_plane() -> ModuleType:
     return module
 
 
-def test_a_small_job_goes_through_all_scenes(control_plane: ModuleType) -> None:
+def test_a_small_job_produces_all_figures(control_plane: ModuleType) -> None:
     samples = control_plane.measure_job(2, workers=2, losses=1, processes=1, step_s=0.02)
     found = {name: values[0] for name, values in samples.items()}
     assert set(found) == set(control_plane.FIGURES) - {"gloo", "gloo_cpu"}
@@ -34,7 +34,7 @@ def test_a_small_job_goes_through_all_scenes(control_plane: ModuleType) -> None:
     assert found["up"] >= 2
 
 
-def test_the_table_tells_growth_and_what_is_reached(control_plane: ModuleType) -> None:
+def test_the_table_shows_the_growth_and_whether_targets_are_met(control_plane: ModuleType) -> None:
     samples = {128: {"step": [0.004, 0.006, 0.0045], "down": [3.0]}, 1024: {"step": [0.036], "down": [3.0]}}
     lines = {line.split("  ")[0].strip(): line for line in control_plane.table(samples).splitlines()}
     step = next(line for name, line in lines.items() if name.startswith("a step adds"))

@@ -30,7 +30,7 @@ def written(folder: Path, text: str) -> str:
     return str(path)
 
 
-def test_rules_are_read_in_their_order(tmp_path: Path) -> None:
+def test_rules_are_read_in_file_order(tmp_path: Path) -> None:
     assert read_rules(written(tmp_path, GOOD)) == (
         FailureRule(pattern="BMC: fan .* failed", status="fan_failed", severity=Severity.NODE),
         FailureRule(pattern=r"riser (\d+)", status=r"slot_\1", severity=Severity.PROCESS, detector=Detector.EXCEPTION),
@@ -76,7 +76,7 @@ def test_rules_are_read_in_their_order(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_said_with_its_line(tmp_path: Path, text: str, why: str) -> None:
+def test_an_error_in_the_file_is_reported_in_one_line_with_its_position(tmp_path: Path, text: str, why: str) -> None:
     path = written(tmp_path, text)
     with pytest.raises(BadInputError) as raised:
         read_rules(path)
@@ -85,6 +85,6 @@ def test_what_is_wrong_is_said_with_its_line(tmp_path: Path, text: str, why: str
     assert "\n" not in str(raised.value)
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match="cannot be read: No such file"):
         read_rules(str(tmp_path / "nowhere.toml"))

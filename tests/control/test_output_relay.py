@@ -49,7 +49,7 @@ def prints(relay: OutputRelay, worker: str, *lines: str, failed: bool | None = F
         relay.on_ended(worker, failed=failed)
 
 
-def test_lines_come_with_their_nodes_name_each_on_its_stream_and_in_a_file(
+def test_lines_are_printed_with_the_node_name_on_their_stream_and_logged(
     relay: MakeRelay, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     one = relay()
@@ -63,7 +63,7 @@ def test_lines_come_with_their_nodes_name_each_on_its_stream_and_in_a_file(
     assert list(tmp_path.iterdir()) == [tmp_path / "logs"]
 
 
-def test_a_file_is_kept_across_restarts_and_several_workers_are_told_apart(
+def test_a_log_spans_restarts_and_lines_carry_local_ranks(
     relay: MakeRelay, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     one = relay(places=2)
@@ -75,7 +75,7 @@ def test_a_file_is_kept_across_restarts_and_several_workers_are_told_apart(
     assert sorted(capfd.readouterr().out.splitlines()) == ["[n0.0] after", "[n0.0] before", "[n0.1] another"]
 
 
-def test_of_rank_0_is_printed_what_it_printed_before_it_had_a_rank_too(
+def test_output_of_rank_0_from_before_its_rank_assignment_is_printed(
     relay: MakeRelay, capfd: pytest.CaptureFixture[str]
 ) -> None:
     one = relay("rank0", places=2)
@@ -94,7 +94,7 @@ def test_of_rank_0_is_printed_what_it_printed_before_it_had_a_rank_too(
     assert capfd.readouterr().out.splitlines() == ["[n0.1] n0/1/bb begins", "[n0.1] n0/1/bb trains"]
 
 
-def test_of_one_that_fails_the_end_is_printed_and_of_others_nothing(
+def test_only_the_last_lines_of_a_failed_worker_are_printed(
     relay: MakeRelay, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     one = relay("failed")
@@ -105,7 +105,7 @@ def test_of_one_that_fails_the_end_is_printed_and_of_others_nothing(
     assert len((tmp_path / "logs" / "n0.0.log").read_text().splitlines()) == 101
 
 
-def test_whoever_is_slow_to_read_holds_up_nobody_who_tells_of_workers(relay: MakeRelay) -> None:
+def test_a_blocked_terminal_does_not_block_the_agent(relay: MakeRelay) -> None:
     """The terminal blocks: the relay's thread waits, the agent's thread does not."""
     one = relay()
     held, reader = threading.Event(), threading.Event()
@@ -122,7 +122,7 @@ def test_whoever_is_slow_to_read_holds_up_nobody_who_tells_of_workers(relay: Mak
     held.set()
 
 
-def test_one_that_ends_without_having_opened_its_streams_keeps_nobody_waiting_for_ever(tmp_path: Path) -> None:
+def test_closing_does_not_wait_for_a_worker_that_never_opened_its_streams(tmp_path: Path) -> None:
     one = OutputRelay("n0", str(tmp_path))
     one.open(W0)
     one.close(0.1)
@@ -141,11 +141,11 @@ def test_one_that_ends_without_having_opened_its_streams_keeps_nobody_waiting_fo
         (b"", True, [b""]),
     ],
 )
-def test_lines_are_cut_where_they_end(data: bytes, at_end: bool, lines: list[bytes]) -> None:
+def test_output_is_split_into_lines(data: bytes, at_end: bool, lines: list[bytes]) -> None:
     assert split_lines(data, at_end=at_end) == lines
 
 
-def test_a_log_on_a_full_disk_costs_lines_and_says_how_many(
+def test_lines_lost_on_a_full_disk_are_counted_in_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The relay drops the lines and reports their number, so a full disk fails no worker."""
@@ -179,7 +179,7 @@ def test_a_log_on_a_full_disk_costs_lines_and_says_how_many(
     assert log.read_text().splitlines() == ["first", "", missing, "last"]
 
 
-def test_a_worker_starts_although_its_log_cannot_be_opened(tmp_path: Path) -> None:
+def test_a_worker_starts_even_if_its_log_cannot_be_opened(tmp_path: Path) -> None:
     """A log that cannot be opened must not make the agent retry the start forever."""
     lost: list[str] = []
     relay = OutputRelay(
@@ -191,7 +191,7 @@ def test_a_worker_starts_although_its_log_cannot_be_opened(tmp_path: Path) -> No
     assert lost == [str(tmp_path / "none" / "n0.0.log")]
 
 
-def test_what_is_shown_to_nobody_is_logged(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_output_that_is_not_printed_is_logged(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     relay = OutputRelay("n0", str(tmp_path), log_folder=str(tmp_path), which="none")
     prints(relay, W0, "said\n", failed=True)
     relay.close(DEADLINE_S)

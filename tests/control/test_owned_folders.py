@@ -34,7 +34,7 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_a_folder_goes_at_the_end(temporary: Path) -> None:
+def test_a_folder_is_private_locked_and_removed_at_the_end(temporary: Path) -> None:
     with owned_folder("test") as folder:
         assert Path(folder).parent == temporary
         assert Path(folder).stat().st_mode & 0o777 == 0o700
@@ -43,7 +43,7 @@ def test_a_folder_goes_at_the_end(temporary: Path) -> None:
     assert list(temporary.iterdir()) == []
 
 
-def test_the_folder_of_a_killed_owner_goes_with_the_next_of_its_kind(temporary: Path) -> None:
+def test_the_next_owner_of_the_same_kind_removes_a_killed_owners_folder(temporary: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
         left = Path(owner.stdout.readline().strip())
@@ -57,7 +57,7 @@ def test_the_folder_of_a_killed_owner_goes_with_the_next_of_its_kind(temporary: 
         assert not left.exists()
 
 
-def test_a_folder_whose_removal_was_cut_short_goes_with_the_next_of_its_kind(
+def test_an_interrupted_removal_is_completed_by_the_next_removal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "x-node.example-1.run").mkdir()
@@ -69,7 +69,7 @@ def test_a_folder_whose_removal_was_cut_short_goes_with_the_next_of_its_kind(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_only_unlocked_folders_of_a_pattern_go(tmp_path: Path) -> None:
+def test_only_unlocked_old_folders_that_match_the_pattern_are_removed(tmp_path: Path) -> None:
     for name in ("x-locked", "x-free", "x-new", "y-free"):
         (tmp_path / name).mkdir()
     (tmp_path / "x-file").write_text("")
@@ -85,19 +85,19 @@ def test_only_unlocked_folders_of_a_pattern_go(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to give a folder away")
-def test_folders_of_other_users_stay(tmp_path: Path) -> None:
+def test_folders_of_other_users_are_not_removed(tmp_path: Path) -> None:
     (tmp_path / "x-theirs").mkdir()
     os.chown(tmp_path / "x-theirs", 4242, 4242)
     remove_abandoned_folders(f"{tmp_path}/x-*")
     assert (tmp_path / "x-theirs").exists()
 
 
-def test_a_folder_that_was_removed_before_it_was_locked_is_not_locked(tmp_path: Path) -> None:
+def test_locking_a_removed_folder_fails(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         lock_folder(str(tmp_path / "gone"))
 
 
-def test_sockets_that_have_no_room_below_tmpdir_lie_elsewhere(
+def test_sockets_are_placed_elsewhere_if_tmpdir_is_too_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, temporary: Path
 ) -> None:
     long = tmp_path / ("x" * 120)
@@ -109,7 +109,7 @@ def test_sockets_that_have_no_room_below_tmpdir_lie_elsewhere(
         assert Path(folder).stat().st_mode & 0o777 == 0o700
 
 
-def test_there_is_room_for_the_sockets_of_a_node_with_a_short_name(
+def test_socket_paths_of_a_node_fit_for_any_length_of_tmpdir(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, temporary: Path
 ) -> None:
     for length in range(60, 107):
@@ -121,7 +121,7 @@ def test_there_is_room_for_the_sockets_of_a_node_with_a_short_name(
             assert len(f"{folder}/zygote-1.sock") <= 107
 
 
-def test_the_variable_is_named_if_no_folder_can_be_used(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_shows_tmpdir_if_no_folder_can_be_used(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(owned_folders, "_OTHER_BASES", ())
     with pytest.raises(BadInputError, match=f"is '{temporary}': .*at most 13 "), owned_folder("test", 70):
         pass

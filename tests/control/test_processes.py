@@ -47,7 +47,7 @@ def start(command: list[str]) -> ChildProcess:
     return child
 
 
-def test_a_child_is_awaited_without_a_thread_and_reaped() -> None:
+def test_a_child_can_be_awaited_and_is_reaped() -> None:
     async def story() -> None:
         child = ChildProcess([sys.executable, "-c", "raise SystemExit(7)"])
         assert await asyncio.wait_for(child.wait(), DEADLINE) == 7
@@ -65,7 +65,7 @@ def test_a_child_has_its_own_process_group() -> None:
 
 
 @pytest.mark.parametrize(("command", "stop"), [(SLEEP, False), (SLEEP, True), (STUBBORN, False)])
-def test_all_end_whether_willing_stopped_or_stubborn(command: list[str], stop: bool) -> None:
+def test_all_children_end_even_if_stopped_or_ignoring_sigterm(command: list[str], stop: bool) -> None:
     async def story() -> None:
         children = [start(command) for _ in range(2)]
         if stop:
@@ -77,7 +77,7 @@ def test_all_end_whether_willing_stopped_or_stubborn(command: list[str], stop: b
     asyncio.run(story())
 
 
-def test_stopped_processes_are_told_from_running_ones() -> None:
+def test_stopped_processes_are_distinguished_from_running_processes() -> None:
     child = start(SLEEP)
     assert not is_stopped(child.pid)
     child.send_signal(signal.SIGSTOP)
@@ -87,7 +87,7 @@ def test_stopped_processes_are_told_from_running_ones() -> None:
     assert not is_stopped(child.pid)
 
 
-def test_a_handle_never_reaches_a_later_process() -> None:
+def test_a_handle_of_a_reaped_process_sends_no_signals() -> None:
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
     handle = ProcessHandle(child.pid)
@@ -96,7 +96,7 @@ def test_a_handle_never_reaches_a_later_process() -> None:
     handle.close()
 
 
-def test_descriptors_are_given_back() -> None:
+def test_file_descriptors_are_closed() -> None:
     async def story() -> None:
         for _ in range(3):
             child = ChildProcess([sys.executable, "-c", ""], stdin=subprocess.PIPE)
@@ -137,7 +137,7 @@ def test_a_child_dies_with_its_parent() -> None:
 @pytest.mark.parametrize(
     ("code", "words"), [(0, "exit code 0"), (7, "exit code 7"), (-9, "SIGKILL"), (-250, "signal 250")]
 )
-def test_exits_in_words(code: int, words: str) -> None:
+def test_exit_codes_are_described(code: int, words: str) -> None:
     assert describe_exit(code) == words
 
 
@@ -150,7 +150,7 @@ def test_a_child_that_stays_stopped_is_ended() -> None:
     asyncio.run(story())
 
 
-def test_a_child_that_wakes_up_in_time_lives_on() -> None:
+def test_a_child_that_resumes_in_time_is_not_ended() -> None:
     async def story() -> None:
         child = start(SLEEP)
         waiting = asyncio.ensure_future(wait_or_end_frozen(child, 0.8))
@@ -166,7 +166,7 @@ def test_a_child_that_wakes_up_in_time_lives_on() -> None:
     asyncio.run(story())
 
 
-def test_the_end_of_a_child_is_seen_at_once_although_it_is_looked_at_seldom() -> None:
+def test_the_end_of_a_child_is_noticed_at_once_despite_a_long_limit() -> None:
     async def story() -> None:
         child = ChildProcess([sys.executable, "-c", "raise SystemExit(7)"])
         assert await asyncio.wait_for(wait_or_end_frozen(child, 1e6), DEADLINE) == 7

@@ -36,24 +36,24 @@ def kill_left_process(left: Path) -> None:
     os.kill(int(left.read_text()), signal.SIGKILL)
 
 
-def test_what_a_program_leaves_running_is_not_waited_for(tmp_path: Path, left: Path) -> None:
+def test_a_process_that_a_program_left_running_is_not_awaited(tmp_path: Path, left: Path) -> None:
     run(tmp_path / "run", LEAVES.format(pid=left) + "exit 0", 20.0)
     kill_left_process(left)
 
 
-def test_what_a_program_said_is_known_though_another_could_say_more(tmp_path: Path, left: Path) -> None:
+def test_stderr_of_a_program_is_reported_while_its_child_keeps_it_open(tmp_path: Path, left: Path) -> None:
     with pytest.raises(ProgramError, match=r"run ended with 3: the fan stands still$"):
         run(tmp_path / "run", LEAVES.format(pid=left) + "echo the fan stands still >&2; exit 3", 20.0)
     kill_left_process(left)
 
 
-def test_who_gives_a_program_up_does_not_wait_for_what_it_leaves_running(tmp_path: Path, left: Path) -> None:
+def test_a_timeout_does_not_wait_for_processes_that_the_program_left(tmp_path: Path, left: Path) -> None:
     with pytest.raises(TimeoutError):
         run(tmp_path / "run", LEAVES.format(pid=left) + "exec sleep 60", 3.0)
     kill_left_process(left)
 
 
-def test_a_program_may_read_what_it_is_given_or_not(tmp_path: Path) -> None:
+def test_a_program_may_read_or_ignore_its_input(tmp_path: Path) -> None:
     data = b"x" * 1_000_000
     run(tmp_path / "reads", f"cat > {tmp_path}/got", 20.0, data)
     assert (tmp_path / "got").read_bytes() == data

@@ -44,12 +44,12 @@ def test_a_registered_job_is_found(directory: Path) -> None:
     assert list(directory.iterdir()) == []
 
 
-def test_none_is_an_error(directory: Path) -> None:
+def test_a_search_without_a_running_job_fails(directory: Path) -> None:
     with pytest.raises(UnreachableError, match="no job runs"):
         find_job(directory)
 
 
-def test_two_must_be_told_apart(directory: Path, other_process: subprocess.Popen[str]) -> None:
+def test_two_jobs_require_a_url_to_select_one(directory: Path, other_process: subprocess.Popen[str]) -> None:
     register(directory, _entry())
     register(directory, _entry(other_process.pid, "http://127.0.0.1:2000"))
     with pytest.raises(BadInputError, match=r"2 jobs.*http://127.0.0.1:1000.*http://127.0.0.1:2000"):
@@ -57,7 +57,9 @@ def test_two_must_be_told_apart(directory: Path, other_process: subprocess.Popen
     assert find_job(directory, "http://127.0.0.1:2000/").pid == other_process.pid
 
 
-def test_the_dead_are_ignored_and_removed(directory: Path, other_process: subprocess.Popen[str]) -> None:
+def test_entries_of_dead_processes_are_ignored_and_removed(
+    directory: Path, other_process: subprocess.Popen[str]
+) -> None:
     register(directory, _entry())
     dead = register(directory, _entry(other_process.pid, "http://127.0.0.1:2000"))
     other_process.kill()
@@ -66,21 +68,21 @@ def test_the_dead_are_ignored_and_removed(directory: Path, other_process: subpro
     assert not dead.exists()
 
 
-def test_a_zombie_is_dead(directory: Path, other_process: subprocess.Popen[str]) -> None:
+def test_a_zombie_process_counts_as_dead(directory: Path, other_process: subprocess.Popen[str]) -> None:
     register(directory, _entry(other_process.pid))
     other_process.kill()
     os.waitid(os.P_PID, other_process.pid, os.WEXITED | os.WNOWAIT)
     assert live_jobs(directory) == []
 
 
-def test_another_process_with_the_same_number_is_not_the_job(directory: Path) -> None:
+def test_another_process_with_the_same_pid_is_not_the_job(directory: Path) -> None:
     path = register(directory, _entry())
     path.write_bytes(path.read_bytes().replace(b'"birth":"', b'"birth":"9'))
     assert live_jobs(directory) == []
     assert not path.exists()
 
 
-def test_a_broken_file_harms_nothing(directory: Path) -> None:
+def test_a_broken_file_is_ignored(directory: Path) -> None:
     register(directory, _entry())
     (directory / "1.json").write_bytes(b"{")
     (directory / "2.json").write_bytes(b'{"url": "\xb5"}')
@@ -103,7 +105,7 @@ def test_an_unregistered_url_needs_a_token(directory: Path) -> None:
     assert (found.url, found.token) == ("http://10.0.0.1:1", "t")
 
 
-def test_a_given_token_wins(directory: Path) -> None:
+def test_a_given_token_overrides_the_registered_token(directory: Path) -> None:
     register(directory, _entry())
     assert find_job(directory, "http://127.0.0.1:1000", "mine").token == "mine"
 
@@ -121,7 +123,7 @@ def test_a_directory_that_others_can_enter_is_refused(directory: Path, tmp_path:
         find_job(link)
 
 
-def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:
+def test_a_file_at_the_path_of_the_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "registry").write_text("")
     with pytest.raises(BadInputError, match=r"cannot be written.*XDG_RUNTIME_DIR"):
         register(tmp_path / "registry", _entry())

@@ -9,7 +9,7 @@ from holdfast.protocol.messages.agent import Committed, Refused
 from tests.simulation.fakes.shared_messages import SharedMessages
 
 
-def test_large_messages_are_read_once_and_small_ones_as_they_come() -> None:
+def test_identical_large_messages_are_decoded_once() -> None:
     shared, encode = SharedMessages(), msgspec.msgpack.encode
     large, small = Refused(why="x" * 1000, exit_code=1), Committed(term=1, step=2)
     assert shared.decode(encode(large)) == large
@@ -20,7 +20,7 @@ def test_large_messages_are_read_once_and_small_ones_as_they_come() -> None:
     assert shared.decode(encode(large)) == large
 
 
-def test_what_is_no_message_is_not_kept() -> None:
+def test_an_invalid_message_is_not_cached() -> None:
     for _ in range(2):
         with pytest.raises(msgspec.DecodeError):
             SharedMessages().decode(b"\xc1" * 1000)

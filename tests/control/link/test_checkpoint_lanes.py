@@ -74,7 +74,7 @@ def test_a_requested_save_is_written_and_sealed_next_to_a_slow_one(tmp_path: Pat
     assert lanes.done.is_set()
 
 
-def test_a_part_that_a_newer_checkpoint_has_overtaken_is_given_up_and_not_reported(tmp_path: Path) -> None:
+def test_a_part_overtaken_by_a_newer_checkpoint_is_dropped_and_not_reported(tmp_path: Path) -> None:
     lanes = Lanes(tmp_path)
     written = lanes.write(2)
     lanes.lanes.execute(lanes.order(2, written))
@@ -103,7 +103,7 @@ def test_all_parts_of_an_overtaken_checkpoint_are_removed(tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.iterdir()] == [name_of(2).folder]
 
 
-def test_a_newer_part_that_does_not_count_yet_overtakes_none(tmp_path: Path) -> None:
+def test_a_newer_part_that_is_not_accepted_yet_overtakes_no_part(tmp_path: Path) -> None:
     lanes = Lanes(tmp_path)
     lanes.write(2)
     lanes.lanes.execute(lanes.order(1))
@@ -112,7 +112,7 @@ def test_a_newer_part_that_does_not_count_yet_overtakes_none(tmp_path: Path) -> 
     lanes.lanes.close()
 
 
-def test_other_parts_of_the_same_checkpoint_wait_for_their_turn(tmp_path: Path) -> None:
+def test_parts_of_the_same_checkpoint_are_written_in_order(tmp_path: Path) -> None:
     lanes = Lanes(tmp_path)
     lanes.lanes.write(PartToWrite(name=name_of(1), worker="n0/1/bb", files={"b": lambda: [b"x"]}))
     lanes.write(2)
@@ -122,7 +122,7 @@ def test_other_parts_of_the_same_checkpoint_wait_for_their_turn(tmp_path: Path) 
     lanes.lanes.close()
 
 
-def test_a_checkpoint_is_removed_after_its_part_was_written(tmp_path: Path) -> None:
+def test_a_pruned_checkpoint_is_removed_after_its_part_is_written(tmp_path: Path) -> None:
     lanes = Lanes(tmp_path)
     lanes.write(2)
     lanes.lanes.execute(PruneCheckpoints(term=1, names=(name_of(1).folder, name_of(2).folder)))
@@ -132,7 +132,7 @@ def test_a_checkpoint_is_removed_after_its_part_was_written(tmp_path: Path) -> N
     assert lanes.left() == []
 
 
-def test_a_name_that_is_none_is_passed_over(tmp_path: Path) -> None:
+def test_an_invalid_checkpoint_name_is_ignored(tmp_path: Path) -> None:
     lanes = Lanes(tmp_path)
     lanes.lanes.execute(AcceptCheckpoint(term=1, generation=1, step=1, name="../../etc"))
     lanes.lanes.execute(PruneCheckpoints(term=1, names=("../../etc",)))

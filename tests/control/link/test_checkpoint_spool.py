@@ -38,7 +38,7 @@ def part(content: bytes = b"the state") -> PartToWrite:
     return PartToWrite(name=NAME, worker=WORKER, files=files, part=1, parts=2, stall_s=0.5)
 
 
-def test_a_part_comes_where_it_stays_although_its_worker_is_gone(tmp_path: Path) -> None:
+def test_a_part_reaches_storage_after_its_worker_has_ended(tmp_path: Path) -> None:
     folder, records = tmp_path / "n0.parts", Records()
     folder.mkdir()
     spool = PartSpool(folder, WORKER, records.messages.put)
@@ -64,14 +64,14 @@ def test_a_part_comes_where_it_stays_although_its_worker_is_gone(tmp_path: Path)
     store.close()
 
 
-def test_what_a_worker_has_left_half_written_is_removed(tmp_path: Path) -> None:
+def test_partly_written_files_of_the_same_local_rank_are_removed(tmp_path: Path) -> None:
     (tmp_path / "writing-1-x").mkdir()
     (tmp_path / "writing-0-x").mkdir()
     assert PartSpool(tmp_path, WORKER, print).is_free
     assert [path.name for path in tmp_path.iterdir()] == ["writing-0-x"]
 
 
-def test_what_no_agent_has_heard_of_holds_up_nobody(tmp_path: Path) -> None:
+def test_an_unreported_part_of_a_dead_worker_is_removed(tmp_path: Path) -> None:
     records = Records()
     spool = PartSpool(tmp_path, WORKER, records.messages.put)
     spool.write(part())
@@ -83,7 +83,7 @@ def test_what_no_agent_has_heard_of_holds_up_nobody(tmp_path: Path) -> None:
         claim_part(handed, tmp_path)
 
 
-def test_no_room_to_hand_a_part_over_is_told(tmp_path: Path) -> None:
+def test_a_part_that_cannot_be_spooled_is_reported_as_unwritten(tmp_path: Path) -> None:
     records = Records()
     folder = tmp_path / "gone" / "file"
     folder.parent.write_text("in the way")
@@ -95,12 +95,12 @@ def test_no_room_to_hand_a_part_over_is_told(tmp_path: Path) -> None:
     assert spool.is_free
 
 
-def test_a_name_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_an_invalid_checkpoint_name_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not the name of a checkpoint"):
         claim_part(PartHanded(worker=WORKER, name="../../etc", files=()), tmp_path)
 
 
-def test_a_node_writes_no_faster_than_it_may(tmp_path: Path) -> None:
+def test_a_node_does_not_write_faster_than_its_rate_limit(tmp_path: Path) -> None:
     records = Records()
     store = CheckpointStore(LocalStorage(tmp_path), records.messages.put, worker="n0/0/0", rate=1e5)
     store.write(PartToWrite(name=NAME, worker=WORKER, files={"a": lambda: [b"x" * 10_000] * 3}))
@@ -108,7 +108,7 @@ def test_a_node_writes_no_faster_than_it_may(tmp_path: Path) -> None:
     store.close()
 
 
-def test_whoever_writes_slowly_because_it_must_does_not_hang(tmp_path: Path) -> None:
+def test_a_write_slowed_by_the_rate_limit_does_not_count_as_stalled(tmp_path: Path) -> None:
     records = Records()
     store = CheckpointStore(LocalStorage(tmp_path), records.messages.put, worker="n0/0/0", rate=1e4, stalled_s=1.0)
     store.write(PartToWrite(name=NAME, worker=WORKER, files={"a": lambda: [b"x" * 20_000]}))

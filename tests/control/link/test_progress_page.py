@@ -41,7 +41,7 @@ def memory_of(page: ProgressPage) -> Iterator[mmap.mmap]:
         os.close(opened)
 
 
-def test_where_a_worker_stands_is_read_in_its_slot_alone(page: ProgressPage) -> None:
+def test_the_progress_of_a_worker_is_read_only_from_its_own_slot(page: ProgressPage) -> None:
     writer = ProgressWriter(page.path, 1)
     writer.set_position(7, 41, 4)
     writer.start_activity(Activity.COMPUTE, 3)
@@ -52,7 +52,7 @@ def test_where_a_worker_stands_is_read_in_its_slot_alone(page: ProgressPage) -> 
     assert (page.read(0, ME), page.read(2, ME)) == (None, None)
 
 
-def test_the_end_of_a_wait_is_kept_and_how_fast_data_goes_out(page: ProgressPage) -> None:
+def test_the_page_records_the_end_of_a_wait_and_the_link_rate(page: ProgressPage) -> None:
     writer = ProgressWriter(page.path, 0)
     writer.start_activity(Activity.REDUCING)
     writer.start_wait("all_to_all", 4, 100)
@@ -72,7 +72,7 @@ def test_the_end_of_a_wait_is_kept_and_how_fast_data_goes_out(page: ProgressPage
 
 
 @pytest.mark.parametrize("nonsense", [float("nan"), float("inf"), -1.0])
-def test_a_rate_that_makes_no_sense_is_not_known(page: ProgressPage, nonsense: float) -> None:
+def test_an_invalid_link_rate_reads_as_zero(page: ProgressPage, nonsense: float) -> None:
     writer = ProgressWriter(page.path, 0)
     writer.set_link_rate(nonsense)
     account = page.read_account(0, ME)
@@ -80,7 +80,7 @@ def test_a_rate_that_makes_no_sense_is_not_known(page: ProgressPage, nonsense: f
     assert account.link_bytes_per_s == 0.0
 
 
-def test_a_place_and_what_is_begun_in_it_are_said_in_one(page: ProgressPage) -> None:
+def test_a_new_position_becomes_visible_only_with_its_activity(page: ProgressPage) -> None:
     writer = ProgressWriter(page.path, 0)
     writer.set_position(1, 1, 2)
     writer.start_activity(Activity.REDUCING)
@@ -89,7 +89,7 @@ def test_a_place_and_what_is_begun_in_it_are_said_in_one(page: ProgressPage) -> 
     assert page.read(0, ME) == before
 
 
-def test_another_process_sees_it_without_asking(page: ProgressPage) -> None:
+def test_progress_written_by_another_process_is_visible(page: ProgressPage) -> None:
     code = (
         "import sys; from holdfast.control.link.progress_page import ProgressWriter\n"
         "from holdfast.protocol.messages.progress import Activity\n"
@@ -102,7 +102,7 @@ def test_another_process_sees_it_without_asking(page: ProgressPage) -> None:
     assert (reading.step, reading.activity) == (9, Activity.VOTED)
 
 
-def test_what_is_stored_meanwhile_is_never_read_as_nothing_looked_at(page: ProgressPage) -> None:
+def test_a_concurrent_store_never_reads_as_a_zero_time(page: ProgressPage) -> None:
     """A store must not show zeros for a moment, which would read as a very old check."""
     code = (
         "import sys; from holdfast.control.link.progress_page import ProgressWriter\n"
@@ -119,7 +119,7 @@ def test_what_is_stored_meanwhile_is_never_read_as_nothing_looked_at(page: Progr
     assert min(looked) >= 0.0
 
 
-def test_without_a_dev_shm_it_is_as_good() -> None:
+def test_the_page_works_without_dev_shm() -> None:
     """In this mount namespace /dev/shm is read-only, as in a container that lacks it."""
     code = (
         "import os; from holdfast.control.link.progress_page import ProgressPage, ProgressWriter\n"
@@ -136,7 +136,7 @@ def test_without_a_dev_shm_it_is_as_good() -> None:
     assert done.stdout == "9\n", done.stderr
 
 
-def test_what_an_earlier_process_has_left_is_not_this_one_s(page: ProgressPage) -> None:
+def test_data_of_an_earlier_process_is_ignored(page: ProgressPage) -> None:
     ProgressWriter(page.path, 0).start_activity(Activity.COMPUTE, 1)
     assert page.read(0, ME + 1) is None
     assert page.read_account(0, ME + 1) is None
@@ -171,7 +171,7 @@ def test_the_newest_four_waits_are_kept_oldest_first(page: ProgressPage) -> None
     assert [wait.until is None for wait in account.waits] == [False, False, False, True]
 
 
-def test_totals_count_what_has_ended_and_how_long_it_took(page: ProgressPage) -> None:
+def test_totals_contain_the_count_and_duration_of_ended_activities(page: ProgressPage) -> None:
     writer = ProgressWriter(page.path, 0)
     for micro_batch in range(3):
         writer.start_activity(Activity.COMPUTE, micro_batch)
@@ -183,7 +183,7 @@ def test_totals_count_what_has_ended_and_how_long_it_took(page: ProgressPage) ->
     assert Activity.REDUCING not in account.totals
 
 
-def test_a_reason_is_cut_where_it_is_long(page: ProgressPage) -> None:
+def test_a_long_pause_reason_is_truncated(page: ProgressPage) -> None:
     writer = ProgressWriter(page.path, 0)
     writer.start_pause("evaluation of " + "a" * 200)
     account = page.read_account(0, ME)
@@ -192,7 +192,7 @@ def test_a_reason_is_cut_where_it_is_long(page: ProgressPage) -> None:
     assert writer.current_activity == (Activity.PAUSED, -1)
 
 
-def test_a_store_that_is_under_way_reads_as_nothing(page: ProgressPage) -> None:
+def test_a_slot_reads_as_none_during_a_store(page: ProgressPage) -> None:
     writer = ProgressWriter(page.path, 0)
     with memory_of(page) as memory:
         struct.pack_into("<Q", memory, 0, 99)
@@ -203,14 +203,14 @@ def test_a_store_that_is_under_way_reads_as_nothing(page: ProgressPage) -> None:
 
 @pytest.mark.parametrize("offset", [24, 56, 64])
 @pytest.mark.parametrize("nonsense", [float("nan"), float("inf"), -1.0, 1e300])
-def test_times_that_are_none_read_as_nothing(page: ProgressPage, offset: int, nonsense: float) -> None:
+def test_invalid_times_read_as_none(page: ProgressPage, offset: int, nonsense: float) -> None:
     ProgressWriter(page.path, 0)
     with memory_of(page) as memory:
         struct.pack_into("<d", memory, offset, nonsense)
     assert page.read(0, ME) is None
 
 
-def test_whatever_lies_in_a_slot_can_be_read(page: ProgressPage) -> None:
+def test_reading_arbitrary_bytes_does_not_fail(page: ProgressPage) -> None:
     with memory_of(page) as memory:
         for fill in (b"\xff", b"\x01", b"\x7f"):
             memory[:SLOT_BYTES] = fill * SLOT_BYTES
@@ -219,12 +219,12 @@ def test_whatever_lies_in_a_slot_can_be_read(page: ProgressPage) -> None:
             assert page.read_account(0, pid) is not None
 
 
-def test_there_is_no_room_beyond_the_last_worker(page: ProgressPage) -> None:
+def test_a_slot_beyond_the_last_worker_is_refused(page: ProgressPage) -> None:
     with pytest.raises(OSError, match="no room for worker 3"):
         ProgressWriter(page.path, 3)
 
 
-def test_nothing_is_left_once_the_agent_is_gone(page: ProgressPage) -> None:
+def test_closing_the_page_removes_its_file(page: ProgressPage) -> None:
     writer = ProgressWriter(page.path, 0)
     other = ProgressPage(1)
     path = other.path
@@ -234,7 +234,7 @@ def test_nothing_is_left_once_the_agent_is_gone(page: ProgressPage) -> None:
     writer.start_activity(Activity.COMPUTE)  # A process that has opened its own page keeps it.
 
 
-def test_what_state_was_moved_adds_up_and_is_that_of_the_process_alone(page: ProgressPage) -> None:
+def test_moved_bytes_are_summed_for_one_process_only(page: ProgressPage) -> None:
     writer = ProgressWriter(page.path, 1)
     writer.add_moved_bytes(100, 0)
     writer.add_moved_bytes(20, 7)
@@ -244,13 +244,13 @@ def test_what_state_was_moved_adds_up_and_is_that_of_the_process_alone(page: Pro
     assert page.read_moved_bytes(1, ME) == (0, 0), "the next process has not moved yet"
 
 
-def test_more_than_can_be_moved_is_nothing(page: ProgressPage) -> None:
+def test_an_impossibly_large_number_of_moved_bytes_reads_as_zero(page: ProgressPage) -> None:
     writer = ProgressWriter(page.path, 1)
     writer.add_moved_bytes(1 << 61, 5)
     assert page.read_moved_bytes(1, ME) == (0, 0)
 
 
-def test_collections_of_the_whole_heap_are_counted_while_they_run_too(page: ProgressPage) -> None:
+def test_running_full_garbage_collections_are_counted(page: ProgressPage) -> None:
     def collected_s() -> float:
         reading = page.read(0, ME)
         assert reading is not None
@@ -271,7 +271,9 @@ def test_collections_of_the_whole_heap_are_counted_while_they_run_too(page: Prog
     assert collected_s() == after_s
 
 
-def test_a_worker_s_collections_are_on_its_page(page: ProgressPage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_garbage_collections_of_a_worker_are_on_its_page(
+    page: ProgressPage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(progress_page, "dump_stacks_on_signal", lambda path: None)
     slot = open_progress(WorkerSettings(spec=JobSpec(script="x.py"), socket="", worker="n0/0/a", progress=page.path))
     assert isinstance(slot, ProgressWriter)

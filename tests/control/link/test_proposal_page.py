@@ -76,7 +76,7 @@ def went(log: dict[str, str]) -> list[str]:
 
 
 @pytest.mark.parametrize("places", [2, 4])
-def test_all_go_or_none_in_real_processes(places: int, tmp_path: Path) -> None:
+def test_all_processes_agree_or_none_does(places: int, tmp_path: Path) -> None:
     """The processes drift apart and meet again: a rank left alone withdraws, and reaches the others' step."""
     with unit([partial(fickle, place, places, 1, STEPS - 1) for place in range(places)], tmp_path) as processes:
         for process in processes:
@@ -90,7 +90,7 @@ def test_all_go_or_none_in_real_processes(places: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_place_that_is_killed_anywhere_holds_nobody_up(seed: int, tmp_path: Path) -> None:
+def test_a_killed_rank_does_not_block_the_other_ranks(seed: int, tmp_path: Path) -> None:
     rng = random.Random(seed)
     victim, after = rng.randrange(3), rng.randrange(30)
     with unit([partial(fickle, place, 3, seed, -1) for place in range(3)], tmp_path) as processes:
@@ -108,7 +108,7 @@ def test_a_place_that_is_killed_anywhere_holds_nobody_up(seed: int, tmp_path: Pa
     assert len(set(went(one)) - set(went(logs[victim]))) <= 1
 
 
-def test_who_is_killed_within_the_lock_has_it_no_more(tmp_path: Path) -> None:
+def test_a_process_killed_inside_the_lock_releases_it(tmp_path: Path) -> None:
     def holds(proposals: MappedProposals, file: Path) -> None:
         with proposals._lock:
             file.write_text("holds")
@@ -128,7 +128,7 @@ def test_who_is_killed_within_the_lock_has_it_no_more(tmp_path: Path) -> None:
         assert (processes[1].exitcode, (tmp_path / "place-1").read_text()) == (0, "left")
 
 
-def test_a_page_that_is_none(tmp_path: Path) -> None:
+def test_an_invalid_or_missing_page_is_refused(tmp_path: Path) -> None:
     (tmp_path / "page").write_bytes(b"x")
     with pytest.raises(OSError, match="is not a page for 2 workers"):
         MappedProposals(str(tmp_path / "page"), place=0, places=2)
@@ -136,7 +136,7 @@ def test_a_page_that_is_none(tmp_path: Path) -> None:
         MappedProposals(str(tmp_path / "none"), place=0, places=2)
 
 
-def test_one_proposal_at_a_time() -> None:
+def test_a_second_proposal_before_withdrawal_is_refused() -> None:
     page = ProposalPage(2)
     mine = MappedProposals(page.path, place=0, places=2)
     assert not mine.propose(Proposal(1, 1, 0))

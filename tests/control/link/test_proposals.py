@@ -204,37 +204,37 @@ def ends(scripts: Sequence[Sequence[Proposal]], wants: Sequence[bool], deaths: i
 
 
 @pytest.mark.parametrize(("places", "script"), [(2, [A, B]), (3, [A])])
-def test_all_agree_where_all_propose_the_same_and_go_on_wanting_it(places: int, script: list[Proposal]) -> None:
+def test_all_ranks_agree_if_all_keep_wanting_the_same_proposal(places: int, script: list[Proposal]) -> None:
     explorer = Explorer([script] * places, wants=[True])
     assert explorer.outcomes() == {((True,) * len(script),) * places}
     assert explorer.always_ends()
 
 
 @pytest.mark.parametrize("places", [2, 3])
-def test_all_go_or_none_whenever_some_do_not_want_it_any_more(places: int) -> None:
+def test_all_ranks_agree_or_none_does_if_some_withdraw(places: int) -> None:
     assert ends([[A]] * places, wants=[True, False]) == {((went,),) * places for went in (True, False)}
 
 
-def test_what_was_withdrawn_can_be_proposed_again() -> None:
+def test_a_withdrawn_proposal_can_be_proposed_again() -> None:
     found = ends([[A, A], [A, A]], wants=[True, False])
     assert {((False, False), (False, False)), ((True, True), (True, True)), ((False, True), (True, False))} <= found
 
 
-def test_a_place_that_is_ahead_goes_on_waiting_and_the_one_behind_leaves() -> None:
+def test_a_rank_that_is_ahead_waits_while_the_rank_behind_withdraws() -> None:
     """Local rank 0 repeats a micro-batch in generation 2 while rank 1 still waits for it in generation 1."""
     assert ends([[C], [A, C]], wants=[True, False]) >= {((True,), (False, True)), ((False,), (False, False))}
     assert not [end for end in ends([[C], [A, C]], wants=[True, False]) if end[1][0]]
 
 
 @pytest.mark.parametrize(("one", "other"), list(permutations([A, B, C, Proposal(1, 1, 0, ProposalKind.SHADOW)], 2)))
-def test_nobody_ever_agrees_on_different_things(one: Proposal, other: Proposal) -> None:
+def test_different_proposals_are_never_agreed(one: Proposal, other: Proposal) -> None:
     assert ends([[one], [other]], wants=[True, False]) == {((False,), (False,))}
     explorer = Explorer([[one], [other]], wants=[True])
     assert explorer.ends == []
 
 
 @pytest.mark.parametrize("scripts", [[[A, B]] * 2, [[A]] * 3, [[C], [A, C]]], ids=["2 places", "3 places", "one ahead"])
-def test_wherever_a_place_is_killed_no_other_is_stuck_and_all_or_none_still_holds(
+def test_a_rank_killed_at_any_point_blocks_no_other_rank(
     scripts: Sequence[Sequence[Proposal]],
 ) -> None:
     explorer = Explorer(scripts, wants=[True, False], deaths=1)

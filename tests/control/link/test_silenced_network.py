@@ -29,7 +29,7 @@ def _live(address: tuple[str, int], pipe: Connection) -> None:
         pipe.recv()
 
 
-def test_nothing_comes_in_and_nobody_is_told() -> None:
+def test_a_silenced_process_receives_no_data_and_its_peers_see_no_close() -> None:
     here, there = _context.Pipe()
     with _listener() as listener:
         process = _context.Process(target=_live, args=(listener.getsockname(), there))

@@ -48,7 +48,7 @@ def read(path: Path) -> bytes:
 
 
 @pytest.mark.parametrize("size", [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, 2 * CHUNK_BYTES + 17])
-def test_a_part_is_read_as_it_was_written(tmp_path: Path, size: int) -> None:
+def test_a_part_reads_back_as_written(tmp_path: Path, size: int) -> None:
     body = bytes(range(256)) * (size // 256 + 1)
     path = write(tmp_path, body[:size])
     assert read(path) == body[:size]
@@ -58,7 +58,7 @@ def test_a_part_is_read_as_it_was_written(tmp_path: Path, size: int) -> None:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=150)
 @given(place=st.integers(min_value=0), bit=st.integers(0, 7))
-def test_whichever_bit_flips_nothing_wrong_is_read(tmp_path: Path, place: int, bit: int) -> None:
+def test_a_part_with_a_flipped_bit_is_refused(tmp_path: Path, place: int, bit: int) -> None:
     path = write(tmp_path, b"0123456789" * 40)
     data = bytearray(path.read_bytes())
     data[place % len(data)] ^= 1 << bit
@@ -67,7 +67,7 @@ def test_whichever_bit_flips_nothing_wrong_is_read(tmp_path: Path, place: int, b
         read(path)
 
 
-def test_one_that_was_cut_short_or_is_of_another_job_is_removed_and_said(tmp_path: Path) -> None:
+def test_truncated_and_foreign_parts_are_removed_and_reported(tmp_path: Path) -> None:
     whole = write(tmp_path, b"x" * 100)
     short = write(tmp_path, b"x" * 100, SnapshotPart(term=1, generation=2, step=30, part=0, parts=3, seal=b"s" * 16))
     short.write_bytes(short.read_bytes()[:-9])
@@ -84,7 +84,9 @@ def test_one_that_was_cut_short_or_is_of_another_job_is_removed_and_said(tmp_pat
     assert not any(path.exists() for path in (short, foreign, unfinished))
 
 
-def test_where_there_is_no_room_it_is_said_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_without_enough_disk_space_fails_and_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(files.shutil, "disk_usage", lambda _: usage._replace(free=files.SPARE_BYTES + 99))
     with pytest.raises(OSError, match="no room for 100 bytes: 99 are free for use"):
@@ -109,7 +111,7 @@ def test_a_folder_that_others_may_open_is_refused(tmp_path: Path) -> None:
         make_folder(tmp_path / "link")
 
 
-def test_what_a_process_was_writing_when_it_died_goes(tmp_path: Path) -> None:
+def test_unfinished_files_of_dead_processes_are_removed(tmp_path: Path) -> None:
     dead = subprocess.Popen(["true"])
     dead.wait()
     left = tmp_path / f"{files.WRITING}{dead.pid}-{PART.name}"

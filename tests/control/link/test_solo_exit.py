@@ -19,14 +19,14 @@ raise {error}("what is wrong")
 
 
 @pytest.mark.parametrize(("error", "code"), [("BadInputError", 2), ("JobFailedError", 1)])
-def test_python_ends_with_the_errors_own_code(error: str, code: int) -> None:
+def test_python_exits_with_the_exit_code_of_the_error(error: str, code: int) -> None:
     ended = subprocess.run([sys.executable, "-c", SCRIPT.format(error=error)], capture_output=True, text=True)
     assert (ended.returncode, ended.stdout) == (code, "saved\n")
     assert ended.stderr.startswith("Traceback")
     assert ended.stderr.endswith(f"holdfast.errors.{error}: what is wrong\n")
 
 
-def test_a_script_s_own_error_is_python_s(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_previous_exception_hook_prints_each_error_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The previous hook prints it once, and a second job's hook replaces the first one's."""
     printed: list[BaseException] = []
     saved: list[str] = []

@@ -60,7 +60,7 @@ class Records:
             assert self.changed.wait_for(lambda: len(self.orders) >= count, DEADLINE)
 
 
-def test_orders_arrive_in_order_however_the_stream_is_cut(listener: socket.socket) -> None:
+def test_orders_arrive_in_order_however_the_stream_is_split(listener: socket.socket) -> None:
     link = WorkerLink(listener.getsockname())
     records = Records()
     link.start(records.on_order, records.lost.set)
@@ -77,7 +77,7 @@ def test_orders_arrive_in_order_however_the_stream_is_cut(listener: socket.socke
     assert not records.lost.is_set()
 
 
-def test_the_end_of_the_agent_is_told_once(listener: socket.socket) -> None:
+def test_the_loss_of_the_agent_is_reported_once(listener: socket.socket) -> None:
     link = WorkerLink(listener.getsockname())
     losses: list[int] = []
     lost = threading.Event()
@@ -134,13 +134,13 @@ def test_threads_send_whole_frames(listener: socket.socket) -> None:
     assert sorted(steps) == sorted([1, 2, 3, 4] * 100)
 
 
-def test_the_peer_is_known_by_the_kernel(listener: socket.socket) -> None:
+def test_the_link_reads_the_pid_of_the_agent(listener: socket.socket) -> None:
     link = WorkerLink(listener.getsockname())
     assert link.agent_pid == os.getpid()
     link.close()
 
 
-def test_no_agent_is_an_os_error(tmp_path: Path) -> None:
+def test_connecting_without_an_agent_raises_an_os_error(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
         WorkerLink(str(tmp_path / "nobody.sock"))
 
@@ -152,7 +152,7 @@ def test_a_frame_that_is_too_large_is_not_sent() -> None:
 
 
 @given(st.binary(max_size=200))
-def test_random_bytes_never_do_worse_than_a_frame_error(data: bytes) -> None:
+def test_random_bytes_decode_or_raise_a_frame_error(data: bytes) -> None:
     decoder: FrameDecoder[Order] = FrameDecoder(ToWorkerProcess)
     try:
         messages = decoder.feed(data)
@@ -174,7 +174,7 @@ def test_a_mutated_message_is_refused_or_valid(data: st.DataObject) -> None:
     assert all(isinstance(message, JobDone | Posted) for message in messages)
 
 
-def test_a_unit_is_met_before_there_are_orders_and_over_the_same_connection(
+def test_replica_group_answers_arrive_before_orders_on_the_same_connection(
     listener: socket.socket, tmp_path: Path
 ) -> None:
     records, met, unit_lost = Records(), list[UnitAnswer](), threading.Event()
@@ -194,9 +194,7 @@ def test_a_unit_is_met_before_there_are_orders_and_over_the_same_connection(
     link.close()
 
 
-def test_an_agent_that_was_lost_before_anybody_listened_to_orders_is_told_as_lost(
-    listener: socket.socket, tmp_path: Path
-) -> None:
+def test_an_agent_lost_before_the_link_starts_is_reported_as_lost(listener: socket.socket, tmp_path: Path) -> None:
     records, unit_lost = Records(), threading.Event()
     link = WorkerLink(str(tmp_path / "agent.sock"))
     listener.accept()[0].close()
