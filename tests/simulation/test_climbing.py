@@ -70,14 +70,14 @@ class Voter:
         self.failed = True
 
 
-def test_all_get_what_all_have_put_in() -> None:
+def test_a_vote_by_levels_gives_every_rank_the_sum() -> None:
     votes = Votes()
     votes.vote()
     assert [rank.value for rank in votes.ranks] == [127] * 7
 
 
 @pytest.mark.parametrize("absent", range(7))
-def test_without_one_vote_nobody_passes_nor_could(absent: int) -> None:
+def test_no_rank_passes_if_one_vote_is_missing(absent: int) -> None:
     votes = Votes()
     votes.vote(but=absent)
     assert [rank.value for rank in votes.ranks] == [None] * 7
@@ -98,7 +98,7 @@ def needs(level: int, dead: int) -> set[int]:
 
 
 @pytest.mark.parametrize(("dead", "level"), [(0, 1), (1, 1), (4, 1), (0, 2), (1, 2), (5, 2), (2, 1)])
-def test_whoever_dies_between_two_levels_strands_those_that_need_it_higher_up(dead: int, level: int) -> None:
+def test_a_rank_that_dies_between_levels_stops_the_ranks_that_need_it(dead: int, level: int) -> None:
     passed: set[int] = set()
     for seed in range(20):
         votes = Votes(seed)

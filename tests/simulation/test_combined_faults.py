@@ -42,7 +42,7 @@ def test_combined_schedules_hold(chunk: int) -> None:
             raise AssertionError(f"schedule {seed} failed: python -m tests.simulation replay {seed}") from error
 
 
-def test_they_combine_replica_groups_with_every_kind_of_trouble() -> None:
+def test_combined_plans_have_replica_groups_and_every_kind_of_fault() -> None:
     plans = [combined_plan(FIRST_COMBINED_SEED + number) for number in range(600)]
     assert family_of(plans[0].seed) == "combined"
     assert all(plan.places > 1 or plan.layouts for plan in plans)

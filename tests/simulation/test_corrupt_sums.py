@@ -48,7 +48,7 @@ def test_a_wrong_gradient_costs_one_more_attempt(seed: int, boundary: str) -> No
     assert not [event for event in cluster.world.journal.events if isinstance(event, ev.FailureDetected)]
 
 
-def test_a_wrong_gradient_that_is_kept_over_a_failure_is_refused_then() -> None:
+def test_a_wrong_gradient_kept_over_a_failure_is_refused_afterwards() -> None:
     """The gradient is corrupted after it is reported as held, so the next generation would use it."""
     dies = Fault(kind=FaultKind.KILL_NODE, boundary="reducing", step=2, target=2)
     cluster = SimCluster(replace(PLAN, faults=(replace(WRONG, boundary="stopped", step=0), dies)))
@@ -62,7 +62,7 @@ def test_two_wrong_gradients_at_different_steps_are_two_refusals() -> None:
     assert refusals(cluster) == [2, 3]
 
 
-def test_a_step_that_is_refused_without_anything_kept_ends_the_job() -> None:
+def test_a_step_refused_without_kept_gradients_fails_the_job() -> None:
     in_one_attempt = SimCluster(replace(PLAN, faults=(WRONG, replace(WRONG, target=2))))
     assert in_one_attempt.run().exit_code == EXIT_DONE
     cluster = SimCluster(replace(PLAN, checkpoint_every=1, faults=(WRONG, WRONG)))
@@ -75,7 +75,7 @@ def test_a_step_that_is_refused_without_anything_kept_ends_the_job() -> None:
 
 @pytest.mark.parametrize("places", [2, 4])
 @pytest.mark.parametrize("target", range(4))
-def test_a_wrong_gradient_at_any_place_of_a_unit_is_refused(places: int, target: int) -> None:
+def test_a_wrong_gradient_at_any_local_rank_is_refused(places: int, target: int) -> None:
     """This also holds at local ranks that do not count their own samples."""
     plan = FaultPlan(seed=7, nodes=2, start_nodes=2, workers_per_node=places, places=places, steps=3, start_spread=0.0)
     cluster = SimCluster(replace(plan, faults=(replace(WRONG, target=target),)))

@@ -14,7 +14,7 @@ from tests.simulation.schedules.shrinking import failure
 SCHEDULES = 12
 
 
-def test_it_is_told_at_most_once_and_is_what_each_rank_counts() -> None:
+def test_flop_are_emitted_at_most_once_and_are_the_ranks_counts() -> None:
     plans = [ready_plan(seed) for seed in range(FIRST_READY_SEED, FIRST_READY_SEED + SCHEDULES)]
     plans += [plan_of(seed) for seed in range(FIRST_WIDE_SEED, FIRST_WIDE_SEED + SCHEDULES)]
     known = 0

@@ -33,7 +33,7 @@ def test_random_schedules_with_workers_that_differ() -> None:
     assert struck > SCHEDULES / 4, "too few faults had an effect"
 
 
-def test_a_worker_that_differs_is_replaced_and_the_job_goes_on() -> None:
+def test_a_worker_that_differs_is_replaced_and_the_job_continues() -> None:
     cluster = SimCluster(replace(PLAN, faults=(ODD,)))
     assert cluster.run().exit_code == EXIT_DONE
     assert found(cluster) == [("settings", "script")]
@@ -41,7 +41,7 @@ def test_a_worker_that_differs_is_replaced_and_the_job_goes_on() -> None:
     assert [event.category for event in failed] == ["replica_differs"]
 
 
-def test_a_second_difference_within_a_while_is_the_script_s() -> None:
+def test_a_second_difference_within_five_minutes_fails_the_job() -> None:
     cluster = SimCluster(replace(PLAN, faults=(ODD, replace(ODD, step=4, target=2))))
     outcome = cluster.run()
     assert outcome.exit_code == EXIT_FAILED
@@ -50,14 +50,14 @@ def test_a_second_difference_within_a_while_is_the_script_s() -> None:
 
 
 @pytest.mark.parametrize("seed", [33359901369, 33723882770])
-def test_of_two_workers_the_wrong_one_stays_first_and_the_job_goes_on(seed: int) -> None:
+def test_a_wrong_worker_that_stays_first_is_replaced_next(seed: int) -> None:
     """Of two workers the one that received its state is replaced; then the other differs from two nodes: one fault."""
     cluster = SimCluster(differ_plan(seed))
     assert not failure(cluster)
     assert [cause for _, cause in found(cluster)] == ["transfer", "script"]
 
 
-def test_where_no_majority_agrees_the_job_ends() -> None:
+def test_a_job_without_a_majority_fails() -> None:
     faults = (ODD, replace(ODD, target=2), replace(ODD, target=3))
     cluster = SimCluster(replace(PLAN, faults=faults))
     outcome = cluster.run()

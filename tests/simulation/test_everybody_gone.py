@@ -69,48 +69,48 @@ def test_a_script_that_raises_always_at_one_step_has_all_started_again_once(seed
 
 
 @pytest.mark.parametrize("seed", [26175300658])
-def test_a_job_that_waits_does_so_where_its_coordinator_has_died_too(seed: int) -> None:
+def test_a_job_waits_for_lost_nodes_after_its_coordinator_died(seed: int) -> None:
     """The lost node joined the next coordinator with a new agent; the others continued before it could train."""
     assert not failure(SimCluster(plan_of(seed))), f"python -m tests.simulation replay {seed}"
 
 
 @pytest.mark.parametrize("seed", [26276229693])
-def test_whoever_is_waited_for_may_come_back_to_a_later_coordinator_as_it_was(seed: int) -> None:
+def test_an_awaited_node_may_return_to_a_later_coordinator_unchanged(seed: int) -> None:
     """The node's generation continued, so its next step ends the wait."""
     assert not failure(SimCluster(plan_of(seed))), f"python -m tests.simulation replay {seed}"
 
 
 @pytest.mark.parametrize("seed", [26882569162])
-def test_a_standby_that_is_lost_before_it_has_a_place_leaves_none_to_be_waited_for(seed: int) -> None:
+def test_a_standby_lost_before_it_has_ranks_is_not_awaited(seed: int) -> None:
     """The standby had joined next to a draining node, which left anyway."""
     assert not failure(SimCluster(plan_of(seed))), f"python -m tests.simulation replay {seed}"
 
 
 @pytest.mark.parametrize("seed", [29069011483])
-def test_who_was_in_a_generation_that_left_no_state_is_not_taken_in_again(seed: int) -> None:
+def test_a_node_of_a_generation_without_state_does_not_rejoin(seed: int) -> None:
     """The only node lost its connection and a worker before any state existed, and was not complete again."""
     assert not failure(SimCluster(plan_of(seed))), f"python -m tests.simulation replay {seed}"
 
 
 @pytest.mark.parametrize("seed", [23153804026])
-def test_a_standby_that_follows_nobody_makes_no_room_for_who_leaves(seed: int) -> None:
+def test_a_standby_that_replaced_another_node_frees_no_draining_node(seed: int) -> None:
     """A standby replaced a node, and another node lost a process with experts, so two nodes were too few."""
     assert not failure(SimCluster(plan_of(seed))), f"python -m tests.simulation replay {seed}"
 
 
 @pytest.mark.parametrize("seed", [26355316214])
-def test_whoever_is_lost_as_another_follows_it_leaves_no_place_empty(seed: int) -> None:
+def test_a_draining_node_lost_after_its_replacement_joined_is_not_awaited(seed: int) -> None:
     """A draining node was killed after its standby had become a member, so the job kept its size."""
     assert not failure(SimCluster(plan_of(seed))), f"python -m tests.simulation replay {seed}"
 
 
 @pytest.mark.parametrize("seed", [26410957701])
-def test_a_job_that_waits_begins_again_with_as_many_nodes_as_it_had(seed: int) -> None:
+def test_a_waiting_job_restarts_with_its_former_number_of_nodes(seed: int) -> None:
     """No node had a complete state, so all workers restarted; the first node that returned trained alone."""
     assert not failure(SimCluster(plan_of(seed))), f"python -m tests.simulation replay {seed}"
 
 
 @pytest.mark.parametrize("seed", [21077257678])
-def test_a_job_whose_drained_node_had_room_for_experts_waits_for_another_one(seed: int) -> None:
+def test_a_job_waits_for_a_node_with_room_for_its_experts(seed: int) -> None:
     """The other node with the state was killed, and the new node alone has no room for all experts."""
     assert not failure(SimCluster(plan_of(seed))), f"python -m tests.simulation replay {seed}"

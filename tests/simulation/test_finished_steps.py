@@ -28,7 +28,7 @@ STRUCK = ("computing", "reducing", "reduced", "voted", "passed")
 
 
 @pytest.mark.parametrize("chunk", range(2))
-def test_random_schedules_of_steps_that_are_finished(chunk: int) -> None:
+def test_random_schedules_that_finish_steps(chunk: int) -> None:
     struck: set[str] = set()
     for seed in range(FIRST_READY_SEED + chunk, FIRST_READY_SEED + SCHEDULES, 2):
         cluster = SimCluster(ready_plan(seed))
@@ -62,7 +62,7 @@ def kill(number: int) -> Fault:
 
 
 @pytest.mark.parametrize("chunk", range(4))
-def test_a_survivor_computes_nothing_again_and_the_lost_rank_s_only_where_nobody_is_ready(chunk: int) -> None:
+def test_survivors_recompute_only_the_lost_ranks_work_and_only_without_a_ready_rank(chunk: int) -> None:
     decisions: Counter[str] = Counter()
     for number in range(chunk, KILLS, 4):
         begun, events = computed(replace(CALM, seed=number, faults=(kill(number),)))
@@ -83,7 +83,7 @@ def test_a_survivor_computes_nothing_again_and_the_lost_rank_s_only_where_nobody
     assert set(decisions) == {"forward", "redo"}, decisions
 
 
-def test_who_is_ready_dies_while_it_sends_and_the_others_do_the_step_again_from_what_they_had() -> None:
+def test_survivors_redo_a_step_from_kept_sums_if_the_ready_rank_dies() -> None:
     """One rank dies in the reduction; a READY rank finishes the step and dies while it sends the state."""
     histories: list[str] = []
     for seed in range(200):

@@ -36,5 +36,5 @@ FOUND = {
 
 
 @pytest.mark.parametrize("number", FOUND, ids=str)
-def test_a_schedule_that_once_failed_holds(number: int) -> None:
+def test_a_schedule_that_once_failed_passes(number: int) -> None:
     assert not failure(SimCluster(plan_of(number)))

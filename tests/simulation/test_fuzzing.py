@@ -51,7 +51,7 @@ for number in sys.argv[1:]:
 
 @pytest.mark.xdist_group("stories")
 @pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_a_schedule_has_the_same_story_in_every_process(stories: list[dict[str, str]], family: str) -> None:
+def test_a_schedule_has_the_same_events_in_every_process(stories: list[dict[str, str]], family: str) -> None:
     first, second = (printed[number_of(family)] for printed in stories)
     assert first == second
     assert first.count("FaultPlan(seed=") == first.count("JobStarted(") == 1
@@ -71,7 +71,7 @@ def fails_blindly(plan: FaultPlan) -> str:
     return failure(SimCluster(plan, BLIND))
 
 
-def test_a_failing_schedule_is_made_small() -> None:
+def test_a_failing_schedule_is_shrunk() -> None:
     plan = next(plan for plan in map(random_plan, range(50)) if len(plan.faults) > 4 and fails_blindly(plan))
     small = shrunk(plan, fails_blindly)
     assert fails_blindly(small) == fails_blindly(plan) == "InvariantError: at the job is stuck"
@@ -81,19 +81,19 @@ def test_a_failing_schedule_is_made_small() -> None:
     assert small.start_nodes <= small.nodes
 
 
-def test_replicas_stay_whole_on_each_node_of_a_smaller_schedule() -> None:
+def test_a_shrunk_schedule_keeps_whole_replicas_on_each_node() -> None:
     plan = replace(random_plan(7), workers_per_node=4, places=2, layouts=((1, 2), (2, 4)))
     small = shrunk(plan, lambda _: "always")
     assert (small.nodes, small.workers_per_node) == (1, 4)
 
 
-def test_a_run_that_goes_round_in_circles_fails() -> None:
+def test_a_run_with_too_many_events_fails() -> None:
     cluster = SimCluster(random_plan(7))
     cluster.most_events = SimCluster(random_plan(7)).run().events - 1
     assert failure(cluster) == "InvariantError: at the job is stuck"
 
 
-def test_a_schedule_that_passes_is_left_as_it_is() -> None:
+def test_a_passing_schedule_is_not_shrunk() -> None:
     plan = random_plan(7)
     assert shrunk(plan) is plan
 
@@ -105,7 +105,7 @@ def test_equal_failures_have_equal_signatures() -> None:
     assert signature(first) == signature(second) != signature(other)
 
 
-def test_what_strikes_is_counted_by_phase() -> None:
+def test_faults_are_counted_by_phase() -> None:
     kill = Fault(kind=FaultKind.KILL_NODE, boundary="voted", step=2)
     crash = Fault(kind=FaultKind.CRASH_COORDINATOR, time=0.05, duration=0.1)
     cluster = SimCluster(FaultPlan(seed=1, faults=(kill, crash), crashes=(3,)))
@@ -116,7 +116,7 @@ def test_what_strikes_is_counted_by_phase() -> None:
     assert sum(number for (kind, _), number in seen.items() if kind.startswith("crash before")) == 1
 
 
-def test_the_table_shows_what_was_never_seen_and_what_cannot_be() -> None:
+def test_the_table_distinguishes_unseen_from_impossible_pairs() -> None:
     seen: Seen = Counter({("kill_node", "voted"): 41})
     lines = table(seen).splitlines()
     header = next(line for line in lines if "voted" in line)
@@ -128,7 +128,7 @@ def test_the_table_shows_what_was_never_seen_and_what_cannot_be() -> None:
     assert ("supersede", "swapping") in expected()
 
 
-def test_a_long_run_fails_over_a_pair_that_it_has_never_seen(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_long_run_fails_if_it_has_never_seen_a_pair(capsys: pytest.CaptureFixture[str]) -> None:
     everything = Counter(dict.fromkeys(expected(), 1))
     all_families = tuple(FAMILIES)
     long = Tally(schedules=Counter({"random": LONG_RUN}), seen=everything)
@@ -140,7 +140,7 @@ def test_a_long_run_fails_over_a_pair_that_it_has_never_seen(capsys: pytest.Capt
     assert not report(replace(long, schedules=Counter({"random": LONG_RUN - 1})), 1.0, all_families)
 
 
-def test_fresh_schedules_are_of_all_families_and_never_the_same() -> None:
+def test_fresh_schedules_cover_all_families_and_differ() -> None:
     def some() -> list[int]:
         source = fresh(tuple(FAMILIES))
         return [next(source).number for _ in range(sum(SHARES.values()))]
@@ -150,7 +150,7 @@ def test_fresh_schedules_are_of_all_families_and_never_the_same() -> None:
     assert set(first) != set(second)
 
 
-def test_what_fails_is_printed_as_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failure_is_printed_with_its_replay_command(capsys: pytest.CaptureFixture[str]) -> None:
     seed = next(seed for seed in range(50) if fails_blindly(plan_of(seed)))
     tally = Tally()
     tally.run(Schedule(number=seed), BLIND)
@@ -174,7 +174,7 @@ def test_one_job_of_any_size(capsys: pytest.CaptureFixture[str]) -> None:
     assert "(0, 'done')" in output
 
 
-def test_large_schedules_leave_time_to_the_others() -> None:
+def test_large_schedules_take_a_limited_share_of_the_time() -> None:
     large, other = (Schedule(number=FAMILIES[family].start) for family in ("large", "random"))
     busy = Tally(seconds={"large": 2.0, "random": 8.0})
     calm = Tally(seconds={"large": 1.0, "random": 9.0})
@@ -199,7 +199,7 @@ def test_bad_input(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> 
     assert arguments[-1] in capsys.readouterr().err
 
 
-def test_the_family_of_pairs_strikes_in_the_phases_that_others_seldom_reach() -> None:
+def test_the_family_of_pairs_strikes_in_rare_phases() -> None:
     tally, start = Tally(), FAMILIES["pairs"].start
     for number in range(start, start + 150):
         tally.run(Schedule(number=number))
