@@ -40,7 +40,7 @@ def committed(cluster: SimCluster) -> int:
 
 
 @pytest.mark.parametrize("chunk", range(2))
-def test_all_that_is_committed_is_saved(chunk: int) -> None:
+def test_an_interrupted_job_saves_its_last_committed_step(chunk: int) -> None:
     for seed in range(chunk, 60, 2):
         rng = Random(seed)
         at = 1.5 + rng.uniform(0.0, 0.3)
@@ -57,7 +57,7 @@ def test_all_that_is_committed_is_saved(chunk: int) -> None:
         assert saved(cluster) == committed(cluster), f"seed {seed}"
 
 
-def test_what_is_put_away_for_another_layout_is_saved_too() -> None:
+def test_a_state_stashed_for_another_layout_is_saved() -> None:
     """A node is lost and the layout changes, so the state is temporarily only in the memory of the other nodes."""
     between = 0
     for seed in range(100, 130):
@@ -84,7 +84,7 @@ def test_what_is_put_away_for_another_layout_is_saved_too() -> None:
     assert between >= 3, "too few runs end before the new layout has a step"
 
 
-def test_whatever_goes_wrong_the_job_ends_and_is_not_done() -> None:
+def test_an_interrupted_job_with_random_faults_ends_unfinished() -> None:
     for seed in range(150):
         plan = random_plan(seed)
         faults = tuple(fault for fault in plan.faults if fault.kind is not FaultKind.DAMAGE)
@@ -92,7 +92,7 @@ def test_whatever_goes_wrong_the_job_ends_and_is_not_done() -> None:
         interrupted(replace(plan, steps=10_000, checkpoint_every=3, faults=faults), rng.uniform(0.0, 1.5))
 
 
-def test_a_state_that_was_sent_to_a_generation_before_takes_nothing_from_the_one_that_is_awaited() -> None:
+def test_a_late_sender_of_an_old_generation_does_not_block_a_transfer() -> None:
     """A late sender of an old generation must not block the new transfer; the joining node waited forever.
 
     A real receiver closes the old connection before that.
@@ -100,12 +100,12 @@ def test_a_state_that_was_sent_to_a_generation_before_takes_nothing_from_the_one
     assert not failure(SimCluster(plan_of(6908450228))), "python -m tests.simulation replay 6908450228"
 
 
-def test_who_is_to_save_and_cannot_reach_the_others_saves_without_them() -> None:
+def test_a_worker_that_cannot_reach_the_others_saves_alone() -> None:
     """Its script had raised, which was taken as the cause of every failed group, so all retried forever."""
     assert not failure(SimCluster(plan_of(29143143743))), "python -m tests.simulation replay 29143143743"
 
 
-def test_a_job_that_waits_for_lost_nodes_does_not_when_it_is_to_end() -> None:
+def test_an_ending_job_does_not_wait_for_lost_nodes() -> None:
     """Nodes are lost while the user ends the job, and the remaining nodes save the state."""
     fewer = 0
     for seed in range(9217, 9227):

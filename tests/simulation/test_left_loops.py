@@ -13,7 +13,9 @@ from tests.simulation.faults.plans import Fault, FaultKind, FaultPlan
 
 @pytest.mark.parametrize("power_cuts", [False, True])
 @pytest.mark.parametrize(("nodes", "workers"), [(1, 1), (1, 2), (3, 1), (2, 2)])
-def test_a_crash_at_any_write_changes_nothing(nodes: int, workers: int, *, power_cuts: bool) -> None:
+def test_scripts_that_leave_finish_the_job_despite_a_crash_at_any_write(
+    nodes: int, workers: int, *, power_cuts: bool
+) -> None:
     plan = FaultPlan(seed=5, nodes=nodes, start_nodes=nodes, workers_per_node=workers, steps=2, leaves=True)
     undisturbed = SimCluster(plan)
     assert undisturbed.run().exit_code == EXIT_DONE
@@ -22,7 +24,7 @@ def test_a_crash_at_any_write_changes_nothing(nodes: int, workers: int, *, power
         assert outcome.exit_code == EXIT_DONE, f"{write}: {outcome.why}"
 
 
-def test_scripts_that_leave_while_there_is_no_coordinator() -> None:
+def test_scripts_that_leave_without_a_coordinator_finish_the_job() -> None:
     for seed in range(40):
         away = Fault(kind=FaultKind.CRASH_COORDINATOR, time=0.3 + 0.02 * seed, duration=1.5)
         plan = FaultPlan(seed=seed, steps=5, workers_per_node=1 + seed % 2, leaves=True, faults=(away,))
@@ -31,7 +33,7 @@ def test_scripts_that_leave_while_there_is_no_coordinator() -> None:
 
 
 @pytest.mark.parametrize("seed", range(0, 60, 2))
-def test_a_node_that_comes_as_all_others_leave_their_loops_makes_no_job_fail(seed: int) -> None:
+def test_a_node_that_joins_as_all_others_leave_does_not_fail_the_job(seed: int) -> None:
     """The workers that should send it the state had left, so no live copy existed and the job failed."""
     plan = FaultPlan(
         seed=seed, nodes=2, start_nodes=1, workers_per_node=2, steps=1 + seed % 3, micro_batches=2, leaves=True

@@ -30,7 +30,7 @@ def at(kind: FaultKind, after_s: float = 0.0, target: int = 0) -> Fault:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_where_all_workers_die_no_more_is_lost_than_since_the_newest_snapshots(seed: int) -> None:
+def test_if_all_workers_die_the_newest_snapshot_is_restored(seed: int) -> None:
     events = run(seed, at(FaultKind.KILL_WORKERS))
     (place,) = [number for number, event in enumerate(events) if isinstance(event, ev.RolledBack)]
     back, before = events[place], events[:place]
@@ -43,7 +43,7 @@ def test_where_all_workers_die_no_more_is_lost_than_since_the_newest_snapshots(s
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_copies_on_other_nodes_serve_where_a_node_has_died_as_well(seed: int) -> None:
+def test_copies_on_other_nodes_are_restored_if_a_node_dies_too(seed: int) -> None:
     """The memory is full for a while, so the copies of the newest snapshot are old and complete at the failure."""
     full = tuple(Fault(kind=FaultKind.FULL_MEMORY, time=STRUCK_S, target=node, duration=0.5) for node in range(3))
     events = run(seed, *full, at(FaultKind.KILL_WORKERS, 0.4), at(FaultKind.KILL_NODE, 0.401, seed), steps=30)
@@ -52,12 +52,12 @@ def test_copies_on_other_nodes_serve_where_a_node_has_died_as_well(seed: int) ->
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_flipped_bit_leads_to_the_copy_and_is_named(seed: int) -> None:
+def test_a_damaged_part_is_replaced_by_its_copy(seed: int) -> None:
     events = run(seed, at(FaultKind.FLIP, target=seed), at(FaultKind.KILL_WORKERS, 0.001))
     assert any(isinstance(event, ev.RolledBack) for event in events)
 
 
-def test_without_copies_two_flipped_nodes_leave_nothing_and_the_job_says_so() -> None:
+def test_without_copies_damaged_parts_fail_the_job() -> None:
     faults = (*(at(FaultKind.FLIP, target=node) for node in range(3)), at(FaultKind.KILL_WORKERS, 0.001))
     cluster = SimCluster(FaultPlan(seed=3, steps=20, faults=faults, snapshot_every=2, copies=1))
     outcome = cluster.run()
@@ -90,7 +90,7 @@ def changing(seed: int, *faults: Fault, slots: int) -> tuple[Outcome, list[ev.An
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_experts_go_to_another_layout_though_no_node_has_room_for_all(seed: int) -> None:
+def test_experts_move_to_another_layout_although_no_node_has_room_for_all(seed: int) -> None:
     outcome, events = changing(seed, slots=3)
     assert outcome.exit_code == EXIT_DONE, outcome.why
     changed = [event for event in events if isinstance(event, ev.LayoutChanged)]
@@ -99,15 +99,13 @@ def test_experts_go_to_another_layout_though_no_node_has_room_for_all(seed: int)
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("boundary", ["putting", "attach"])
-def test_a_node_that_dies_while_experts_lie_in_memory_takes_no_copy_along_that_is_the_only_one(
-    seed: int, boundary: str
-) -> None:
+def test_a_node_lost_during_a_layout_change_loses_no_expert(seed: int, boundary: str) -> None:
     outcome, _ = changing(seed, Fault(kind=FaultKind.KILL_NODE, boundary=boundary, target=seed), slots=4)
     assert outcome.exit_code == EXIT_DONE, outcome.why
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_where_experts_lay_in_the_memory_of_one_node_alone_and_it_is_lost_the_job_says_so(seed: int) -> None:
+def test_the_loss_of_the_only_stashed_copy_of_an_expert_fails_the_job(seed: int) -> None:
     """Another node dies after the state is stashed; the job must not continue with missing experts."""
     _, events = changing(seed, slots=3)
     put = next(e.time for e in events if isinstance(e, ev.GenerationStarted) and e.reason == "layout")

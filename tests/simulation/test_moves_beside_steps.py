@@ -35,7 +35,7 @@ def landed(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return counted
 
 
-def test_experts_move_again_and_again_beside_steps(landed: Counter[str]) -> None:
+def test_experts_move_repeatedly_during_steps(landed: Counter[str]) -> None:
     cluster = SimCluster(plan(1))
     assert not failure(cluster)
     assert len([event for event in cluster.world.journal.events if isinstance(event, ev.Rebalanced)]) > 1
@@ -43,7 +43,7 @@ def test_experts_move_again_and_again_beside_steps(landed: Counter[str]) -> None
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_whatever_fails_amid_a_rebalance(landed: Counter[str], kind: FaultKind) -> None:
+def test_failures_during_a_rebalance(landed: Counter[str], kind: FaultKind) -> None:
     struck = 0
     for number, boundary in enumerate(BOUNDARIES):
         for step in (0, 4, 5, 6):
@@ -55,7 +55,7 @@ def test_whatever_fails_amid_a_rebalance(landed: Counter[str], kind: FaultKind) 
     assert landed.total() > 4 * len(BOUNDARIES)
 
 
-def test_who_does_not_wait_for_what_travels_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_does_not_wait_for_moving_experts_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     awaits = StoredExperts.awaits
     monkeypatch.setattr(
         StoredExperts, "awaits", lambda self, generation, sender="": bool(sender) and awaits(self, generation, sender)
@@ -63,7 +63,7 @@ def test_who_does_not_wait_for_what_travels_is_found_out(monkeypatch: pytest.Mon
     assert any("experts" in failure(SimCluster(plan(seed))) for seed in range(4))
 
 
-def test_who_serves_what_has_only_just_come_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_serves_experts_too_early_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     expect = StoredExperts.expect
 
     def at_once(self: StoredExperts, generation: int, coming: dict[str, IntArray]) -> None:

@@ -56,7 +56,7 @@ def step() -> int:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_two_failures_lose_nothing_that_was_announced(kind: FaultKind, step: int) -> None:
+def test_two_failures_during_a_move_lose_no_committed_step(kind: FaultKind, step: int) -> None:
     seen, places = 0, ("stopped", *STEP_BOUNDARIES)
     for first, second, target in product(places[::2] if kind is FaultKind.STOP_NODE else places, places[::2], range(3)):
         at = step - 1 if first in STEP_BOUNDARIES[4:] else step
@@ -68,7 +68,7 @@ def test_two_failures_lose_nothing_that_was_announced(kind: FaultKind, step: int
 
 
 @pytest.mark.parametrize("target", range(3))
-def test_a_failure_and_a_crash_leave_a_way_on(target: int, step: int) -> None:
+def test_a_job_continues_after_a_failure_and_a_crash_during_a_move(target: int, step: int) -> None:
     for boundary in ("stopped", "reduced", "passed"):
         fault = struck(FaultKind.KILL_NODE, target, boundary, step)
         undisturbed = SimCluster(moved(fault))

@@ -25,7 +25,7 @@ def run(*faults: Fault, nodes: int = 3) -> list[ev.AnyEvent]:
 
 
 @pytest.mark.parametrize("seed", [30000014067, 30000010993, 30000010497])
-def test_whoever_runs_the_job_brings_nodes_that_others_can_connect_to(seed: int) -> None:
+def test_a_job_that_needs_more_memory_finishes_once_reachable_nodes_join(seed: int) -> None:
     """The experts need the memory of nodes that are unreachable or have failed too often."""
     assert SimCluster(newcomer_plan(seed)).run().exit_code == EXIT_DONE
 
@@ -88,7 +88,7 @@ def summary_of(cluster: SimCluster) -> tuple[list[str], set[str], list[ev.AnyEve
 
 @pytest.mark.parametrize("bad", range(4))
 @pytest.mark.parametrize("sends", [True, False])
-def test_a_node_that_is_bad_from_the_start_is_refused_before_the_first_generation(bad: int, sends: bool) -> None:
+def test_an_unreachable_node_is_refused_before_the_first_generation(bad: int, sends: bool) -> None:
     """The bad node may be the one that would send its initial state to all others."""
     refused, members, failures = summary_of(start(((-1, bad),) if sends else ((bad, -1),), start_nodes=3))
     assert refused == [f"n{bad}"]
@@ -96,14 +96,14 @@ def test_a_node_that_is_bad_from_the_start_is_refused_before_the_first_generatio
     assert not failures
 
 
-def test_a_job_waits_if_all_nodes_are_needed_and_a_new_one_takes_the_place_of_the_bad_one() -> None:
+def test_a_job_that_needs_all_nodes_waits_for_one_that_replaces_the_refused() -> None:
     refused, members, failures = summary_of(start(((-1, 1),), start_nodes=4))
     assert refused == ["n1"]
     assert members == {"n0", "n2", "n3", "n4"}
     assert not failures
 
 
-def test_one_link_that_fails_from_the_start_refuses_nobody() -> None:
+def test_one_broken_link_refuses_no_node() -> None:
     refused, members, _ = summary_of(start(((2, 3),), start_nodes=4))
     assert not refused
     assert len(members) == 4

@@ -29,7 +29,7 @@ from tests.simulation.process import Process
 from tests.simulation.shared_plans import SharedPlans
 
 
-def test_ties_are_settled_by_priority_and_then_by_order() -> None:
+def test_simultaneous_events_are_ordered_by_priority_and_then_by_insertion() -> None:
     timeline, seen = Timeline(), []
     timeline.at(1.0, seen.append, "b")
     timeline.at(1.0, seen.append, "c")
@@ -41,7 +41,7 @@ def test_ties_are_settled_by_priority_and_then_by_order() -> None:
     assert timeline.monotonic() == timeline.time() == 1.0
 
 
-def test_a_stopped_process_gets_everything_late_and_a_dead_one_nothing() -> None:
+def test_a_stopped_process_receives_messages_late_and_a_dead_one_none() -> None:
     process, seen = Process(), []
     process.stop()
     process.deliver(seen.append, 1)
@@ -86,7 +86,7 @@ def run(timeline: Timeline) -> None:
 
 
 @given(size=st.integers(1, 6), seed=st.integers(0, 1000))
-def test_without_failures_all_get_the_sum(size: int, seed: int) -> None:
+def test_without_failures_all_ranks_get_the_sum(size: int, seed: int) -> None:
     timeline, group, ranks = group_of(size, seed)
     for place, rank in enumerate(ranks):
         group.issue(rank, "reduce", 1, place, sum)
@@ -95,7 +95,9 @@ def test_without_failures_all_get_the_sum(size: int, seed: int) -> None:
 
 
 @given(size=st.integers(2, 6), issued=st.data(), seed=st.integers(0, 1000))
-def test_nothing_completes_that_a_member_has_not_issued(size: int, issued: st.DataObject, seed: int) -> None:
+def test_an_operation_does_not_complete_before_all_members_issue_it(
+    size: int, issued: st.DataObject, seed: int
+) -> None:
     timeline, group, ranks = group_of(size, seed)
     missing = issued.draw(st.integers(0, size - 1))
     for place, rank in enumerate(ranks):
@@ -149,7 +151,7 @@ def test_store_and_journal_are_fenced() -> None:
         journal.append(None, 1)  # pyright: ignore[reportArgumentType]
 
 
-def test_a_power_cut_takes_what_is_not_on_disk_and_nothing_else() -> None:
+def test_a_power_cut_loses_only_unsynced_data() -> None:
     record = Record(schema=SCHEMA, job="j", term=1)
     store = SimStore()
     store.swap(record, 0)
@@ -171,7 +173,7 @@ def test_a_power_cut_takes_what_is_not_on_disk_and_nothing_else() -> None:
     assert left == {3, 4, 5}
 
 
-def test_a_coordinators_processor_takes_its_time_and_keeps_the_order() -> None:
+def test_emulated_processor_time_delays_the_coordinator() -> None:
     def ends_after(**costs: float) -> float:
         outcome = SimCluster(FaultPlan(seed=3, nodes=8, start_nodes=8, start_spread=0.0, **costs)).run()
         assert outcome.exit_code == EXIT_DONE
@@ -182,7 +184,7 @@ def test_a_coordinators_processor_takes_its_time_and_keeps_the_order() -> None:
     assert ends_after(send_s=0.02) > at_once + 0.2
 
 
-def test_agents_share_a_plan_that_is_made_of_the_same_things() -> None:
+def test_agents_share_plans_with_equal_inputs() -> None:
     members = tuple(msg.Member(worker=f"n{number}/0/a", host="h", state_port=1) for number in range(3))
     base = msg.GenerationPlan(term=1, generation=1, members=members)
     next_one = msg.GenerationPlan(term=1, generation=2, members=members[1:])
@@ -197,7 +199,7 @@ def test_agents_share_a_plan_that_is_made_of_the_same_things() -> None:
         plans.build_plan(change, None)
 
 
-def test_a_state_shows_whatever_went_wrong() -> None:
+def test_every_wrong_gradient_leads_to_another_state() -> None:
     state = training.initial_state(1)
     samples = StepSamples(seed=0, micro_batches=4, micro_batch=4)
     parts = [training.SimGradient(training.gradient(state, 1, m), samples.hash_of(1, m)) for m in range(4)]

@@ -28,11 +28,11 @@ from tests.simulation.schedules.shrinking import failure
         34_571_947_226,  # the coordinator ends during a move, and the member that trains returns last
     ],
 )
-def test_what_was_found_stays_mended(number: int) -> None:
+def test_a_pooled_schedule_that_once_failed_passes(number: int) -> None:
     assert failure(SimCluster(plan_of(number))) == ""
 
 
-def test_nodes_are_wanted_back_and_granted_anew_and_nothing_is_lost() -> None:
+def test_pooled_jobs_survive_recalls_and_new_grants() -> None:
     clusters = [SimCluster(plan_of(number)) for number in range(FIRST_POOLED_SEED, FIRST_POOLED_SEED + 120)]
     assert [failure(cluster) for cluster in clusters] == [""] * len(clusters)
     records = [cluster.world.store.record for cluster in clusters]
@@ -40,7 +40,7 @@ def test_nodes_are_wanted_back_and_granted_anew_and_nothing_is_lost() -> None:
     assert sum(bool(cluster.plan.recalls) for cluster in clusters) > 60
 
 
-def test_nodes_of_a_pools_job_are_moved_and_the_pool_never_counts_one_too_many() -> None:
+def test_moves_in_a_pool_never_count_one_node_too_many() -> None:
     clusters = [SimCluster(plan_of(number)) for number in range(FIRST_POOLED_MOVE_SEED, FIRST_POOLED_MOVE_SEED + 60)]
     assert [failure(cluster) for cluster in clusters] == [""] * len(clusters)
     moved = [event for cluster in clusters for event in cluster.world.journal.events if isinstance(event, NodeMoved)]

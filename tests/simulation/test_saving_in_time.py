@@ -31,7 +31,7 @@ def periods(cluster: SimCluster) -> set[float]:
     return {round(period, 3) for period in saved_periods if period is not None}
 
 
-def test_every_checkpoint_has_the_parts_of_all_and_none_is_left_half_written() -> None:
+def test_every_checkpoint_but_the_last_is_complete() -> None:
     for seed in range(5):
         cluster = run(replace(PLAN, seed=seed))
         steps = saved(cluster)
@@ -41,7 +41,7 @@ def test_every_checkpoint_has_the_parts_of_all_and_none_is_left_half_written() -
         assert all(complete[:-1]), f"seed {seed}: a checkpoint before the last one is incomplete"
 
 
-def test_the_wish_outlives_a_coordinator() -> None:
+def test_saves_continue_under_a_new_coordinator() -> None:
     crash = Fault(kind=FaultKind.CRASH_COORDINATOR, time=0.9, duration=0.2)
     for seed in range(5):
         cluster = run(replace(PLAN, seed=seed, faults=(crash,)))
@@ -51,7 +51,7 @@ def test_the_wish_outlives_a_coordinator() -> None:
         assert record.saving.saves == len(saved(cluster)) >= 3, "the new coordinator lost the number of saves"
 
 
-def test_what_a_failure_cuts_through_never_counts_and_is_gone_in_the_end() -> None:
+def test_a_checkpoint_interrupted_by_a_failure_never_counts() -> None:
     for seed in range(5):
         kills = tuple(Fault(kind=FaultKind.KILL_WORKER, time=0.7 + 0.4 * n, target=n) for n in range(3))
         cluster = run(replace(PLAN, seed=seed, faults=kills))
@@ -60,7 +60,7 @@ def test_what_a_failure_cuts_through_never_counts_and_is_gone_in_the_end() -> No
         assert cluster.world.checkpoints.files[newest.folder].sealed, f"seed {seed}"
 
 
-def test_roll_backs_are_counted_and_the_period_follows_what_is_known() -> None:
+def test_rollbacks_are_counted_as_losses() -> None:
     lost = tuple(Fault(kind=FaultKind.KILL_WORKER, time=1.5, target=n) for n in range(4))
     cluster = run(replace(PLAN, faults=lost))
     back = [event for event in cluster.world.journal.events if isinstance(event, ev.RolledBack)]
@@ -71,7 +71,7 @@ def test_roll_backs_are_counted_and_the_period_follows_what_is_known() -> None:
 
 
 @pytest.mark.parametrize("in_time", [True, False])
-def test_one_slow_node_makes_checkpoints_less_frequent_and_no_more(*, in_time: bool) -> None:
+def test_a_node_with_a_slow_disk_only_makes_checkpoints_less_frequent(*, in_time: bool) -> None:
     for seed in range(5):
         slow = Fault(kind=FaultKind.SLOW_DISK, time=0.5, target=seed, duration=4.0)
         plan = replace(PLAN, seed=seed, saves_in_time=in_time, steps=120, faults=(slow,))
