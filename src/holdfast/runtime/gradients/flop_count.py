@@ -156,7 +156,9 @@ class _CountingMode(TorchDispatchMode):
 
 
 def may_be_compiled() -> bool:
-    """Return whether anything in this process was passed to torch.compile, or whether that is unknown."""
+    """Return whether something in this process may have been passed to torch.compile: also True if that cannot be found
+    out.
+    """
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     if dynamo is None:
         return False

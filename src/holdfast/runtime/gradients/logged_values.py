@@ -134,7 +134,12 @@ def _encode_values(values: Mapping[str, tuple[str, float | torch.Tensor]]) -> by
 
 
 def _values_by_name(notes: Sequence[bytes]) -> dict[str, tuple[str, list[float]]]:
-    """Return all values of each name, in order; the first one determines the reduction."""
+    """Return all values of each name, in order, with its reduction ("mean", "sum", "min" or "max"), which the first one
+    determines.
+
+    Args:
+        notes: the encoded values of each micro-batch or rank; empty ones are left out.
+    """
     columns: dict[str, tuple[str, list[float]]] = {}
     for note in notes:
         values = _decoder.decode(note) if note else {}

@@ -190,11 +190,14 @@ class Update:
             self.buckets.show_sums()
 
     def check_gradients(self) -> bool:
-        """Check that the script has not made or changed gradients, including the other optimizers' parameters. Return
-        whether `p.grad` of some sums is None.
+        """Check that the script has not made or changed gradients, including the other optimizers' parameters.
+
+        Returns:
+            Whether some sums of gradients are hidden, their `p.grad` being None, so that they must be shown before a
+            backward.
 
         Raises:
-            StepUseError: it has.
+            StepUseError: the script has made or changed one.
         """
         hidden = self.buckets.check_gradients()
         for parameter in self._others:

@@ -296,6 +296,9 @@ class Attempt:
     def _vote(self, groups: Groups, v: Commit) -> Commit | None:
         """Issue the commit operation with this worker's flags and wishes, and tell the machine how it ended.
 
+        Args:
+            v: the step result after the reduction, without flags.
+
         Returns:
             The step result with the flags of all workers, or None if a Stop came before the vote.
 

@@ -258,7 +258,8 @@ class Session:
         self._evaluator.add(evaluation)
 
     def run_due_evaluations(self, step: int, generation: int) -> bool:
-        """Evaluate the state of `step` if that is due. The time counts as a pause of the script.
+        """Evaluate the state of `step` on all workers together if that is due. The time counts as a pause of the
+        script.
 
         Returns:
             True, also if no evaluation is due; False if the generation ended meanwhile.

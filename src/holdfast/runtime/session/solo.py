@@ -155,7 +155,8 @@ class SoloLink:
                 pass
 
     def _count_skipped(self, applied: msg.Applied) -> None:
-        """Count skipped steps in a row, log the first one of a row, and stop the job after `MAX_SKIPPED_STEPS`.
+        """Count skipped steps in a row, and log the first one. After `MAX_SKIPPED_STEPS`, a last generation saves the
+        state, and the job fails.
 
         Steps that the loss scale skips neither count nor end the row.
         """
@@ -179,10 +180,10 @@ class SoloLink:
             self._orders.put(msg.AskCheckpoint(if_free=True))
 
     def _stop(self, *, last: bool = False) -> None:
-        """Stop the generation in force. The next one begins after the worker's report.
+        """Order the worker to stop the generation in force. The next one begins after its report.
 
         Args:
-            last: whether the next generation only saves the state, and finishes.
+            last: whether the next generation only saves the state, and finishes; stays set once it was.
         """
         plan = self._plan
         assert plan is not None

@@ -114,7 +114,9 @@ class Parcels:
             self._start_next()
 
     def abort(self) -> None:
-        """Stop at once; parcels that are not handed over are void. Any thread; never blocks."""
+        """Break off all transfers of experts to and from this member; received ones that are not handed over are void.
+        Any thread; never blocks.
+        """
         with self._lock:
             self._aborted = True
             self._waiting.clear()
@@ -179,7 +181,7 @@ class Parcels:
         )
 
     def _start_next(self) -> None:
-        """Start to send to the next receiver, if there is one."""
+        """Start to send to the next receiver that waits, if there is one."""
         with self._lock:
             push = self._waiting.pop(0) if self._waiting else None
             if push is not None:

@@ -64,7 +64,8 @@ class ShardGroup:
 def group_items(
     placement: Placement, weights: Sequence[dict[str, int]], next_placement: Placement | None = None
 ) -> tuple[ShardGroup, ...]:
-    """Group all items by their present and future hosts, in the order of these.
+    """Group all items (one weight of one expert each) by their present and future hosts, and sort the groups by these
+    ranks.
 
     Args:
         placement: per layer and rank.

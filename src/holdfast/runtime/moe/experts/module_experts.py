@@ -61,11 +61,12 @@ class ModuleExperts(ExpertStack):
         return self
 
     def forward(self, tokens_AD: torch.Tensor, row_ends_R: torch.Tensor) -> torch.Tensor:
-        """Compute each row's tokens by one call of the module, `(A, D)`; rows without tokens are skipped.
+        """Apply each expert on this rank to its tokens, `(A, D)`, by one call of the module with its weights. Experts
+        without tokens are skipped.
 
         Args:
-            tokens_AD: sorted by row.
-            row_ends_R: int32, the end of each row's tokens.
+            tokens_AD: sorted by the expert's row in the stacked weights.
+            row_ends_R: int32, the end of the tokens of each row.
 
         Raises:
             BadInputError: a module returned another shape than it was given.

@@ -134,9 +134,11 @@ class StackedExperts(ExpertStack):
         self._outputs_first = outputs_first
 
     def forward(self, tokens_AD: torch.Tensor, row_ends_R: torch.Tensor) -> torch.Tensor:
-        """Compute each row's tokens, `(A, D)`: first matrix, the function between, second matrix; with biases if any.
+        """Apply each expert on this rank to its tokens, `(A, D)`: first matrix, the function between, second matrix;
+        with biases if any.
 
-        See `ExpertStack.forward`. Autocast is off: all is in the tokens' dtype.
+        Tokens are sorted by the expert's row in the stacked weights, see `ExpertStack.forward`. Autocast is off: all is
+        in the tokens' dtype.
         """
         with torch.autocast(tokens_AD.device.type, enabled=False):
             hidden_AH = self.between(self._multiply(tokens_AD, self.w1, self.b1, row_ends_R))
@@ -196,12 +198,13 @@ def expert_generator(*, seed: int, layer: int, expert: int) -> torch.Generator:
 
 
 def multiply_grouped(tokens_AX: torch.Tensor, weights_RXY: torch.Tensor, row_ends_R: torch.Tensor) -> torch.Tensor:
-    """Multiply the tokens of each row by its matrix: `(A, X)` and `(R, X, Y)` give `(A, Y)`.
+    """Multiply the tokens of each expert by its matrix: `(A, X)` and `(R, X, Y)` give `(A, Y)`.
 
-    Uses torch's grouped_mm if it supports dtype and sizes, else one multiplication for each row.
+    Uses torch's grouped_mm if it supports dtype and sizes, else one multiplication for each expert.
 
     Args:
-        row_ends_R: int32, the end of each row's tokens.
+        tokens_AX: sorted by the expert's row in `weights_RXY`.
+        row_ends_R: int32, the end of the tokens of each row.
     """
     if tokens_AX.shape[0] and _supports_grouped_mm(weights_RXY):
         return apply_function(_ContiguousGrad, F.grouped_mm(tokens_AX, weights_RXY, offs=row_ends_R))
@@ -216,9 +219,13 @@ def _supports_grouped_mm(weights_RXY: torch.Tensor) -> bool:
 
 
 def _multiply_one_by_one(tokens_AX: torch.Tensor, weights_RXY: torch.Tensor, ends: Sequence[int]) -> torch.Tensor:
-    """Multiply row by row, for `multiply_grouped`, if grouped_mm has no kernel (float64, odd sizes) or without tokens.
+    """Multiply the tokens of each expert by its matrix, expert by expert, `(A, Y)`: for `multiply_grouped`, if
+    grouped_mm has no kernel (float64, odd sizes) or there are no tokens.
 
-    The weights then still get zero gradients.
+    Without tokens, the weights still get zero gradients.
+
+    Args:
+        ends: the end of each expert's tokens.
     """
     sizes = [end - start for start, end in zip([0, *ends[:-1]], ends, strict=True)]
     parts = zip(split_tensor(tokens_AX, sizes), weights_RXY.unbind(0), strict=True)

@@ -50,9 +50,9 @@ class TorchKernels(TokenKernels):
         return rows.index_select(0, order_A if top_k == 1 else order_A // top_k)
 
     def gather_sum(self, rows_AD: torch.Tensor, inverse_A: torch.Tensor, top_k: int) -> torch.Tensor:
-        """Return the sum of each token's rows, `(T, D)`, choice by choice in the rows' dtype.
+        """Return the sum of the rows of each token's `top_k` choices, `(T, D)`, choice by choice in the rows' dtype.
 
-        See `TokenKernels.gather_sum`.
+        Row `inverse[t * top_k + k]` belongs to choice k of token t. See `TokenKernels.gather_sum`.
         """
         # Choice by choice, first to last: there are few, so the sums stay in the cache.
         first, *others = inverse_A.view(-1, top_k).unbind(1)
@@ -64,7 +64,10 @@ class TorchKernels(TokenKernels):
     def combine(
         self, rows_AD: torch.Tensor, weights_TK: torch.Tensor, inverse_A: torch.Tensor, dtype: torch.dtype
     ) -> torch.Tensor:
-        """Return the weighted sum of each token's rows, `(T, D)`, see `TokenKernels.combine`."""
+        """Return the weighted sum of the rows of each token's K choices, `(T, D)`, in `dtype`.
+
+        Row `inverse[t * K + k]` belongs to choice k of token t. See `TokenKernels.combine`.
+        """
         choices = zip(inverse_A.view(weights_TK.shape).unbind(1), weights_TK.unsqueeze(-1).unbind(1), strict=True)
         first, *others = choices
         total_TD = rows_AD.index_select(0, first[0]) * first[1]
@@ -80,7 +83,13 @@ class TorchKernels(TokenKernels):
         order_A: torch.Tensor,
         inverse_A: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the gradients of `combine`: of its rows, `(A, D)`, and of its weights, `(T, K)`."""
+        """Return the gradients of `combine`: of its rows, `(A, D)`, and of its weights, `(T, K)`.
+
+        Args:
+            grad_TD: the gradient of its result.
+            order_A: the assignment (t * K + k) of each row.
+            inverse_A: the row of each assignment.
+        """
         # In the order of the rows, so that they need not be gathered again.
         dtype = torch.promote_types(rows_AD.dtype, weights_TK.dtype)
         spread_AD = self.gather(grad_TD.to(dtype), order_A, weights_TK.shape[1])

@@ -58,7 +58,9 @@ class TritonKernels(TokenKernels):
         )
 
     def gather(self, rows: torch.Tensor, order_A: torch.Tensor, top_k: int = 1) -> torch.Tensor:
-        """Return `rows[order // top_k]`, `(A, D)`, see `TokenKernels.gather`."""
+        """Return `rows[order // top_k]`, `(A, D)`: with `top_k`, row a is the token of assignment `order[a]`. See
+        `TokenKernels.gather`.
+        """
         rows, number, width = rows.contiguous(), order_A.numel(), rows.shape[1]
         out = rows.new_empty((number, width))
         if out.numel():
@@ -86,7 +88,13 @@ class TritonKernels(TokenKernels):
         order_A: torch.Tensor,
         inverse_A: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the gradients of `combine`: of its rows, `(A, D)`, and of its weights, `(T, K)`."""
+        """Return the gradients of `combine`: of its rows, `(A, D)`, and of its weights, `(T, K)`.
+
+        Args:
+            grad_TD: the gradient of its result.
+            order_A: not used: `inverse_A` suffices.
+            inverse_A: the row of each assignment (t * K + k).
+        """
         grad_TD, rows_AD, weights_TK = grad_TD.contiguous(), rows_AD.contiguous(), weights_TK.contiguous()
         number, width = grad_TD.shape
         grad_rows, grad_weights = torch.empty_like(rows_AD), torch.empty_like(weights_TK)

@@ -101,7 +101,9 @@ class Route:
 class _ToExperts(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tokens_TD: torch.Tensor, route: Route) -> torch.Tensor:
-        """Send each token to its experts' ranks; return the rows received here, sorted by stacked row."""
+        """Send each token to its experts' ranks; return the rows received here, sorted by the expert's row in the
+        stacked weights.
+        """
         ctx.route = route
         move, kernels = route.movement, route.kernels
         leaving_AD = kernels.gather(tokens_TD, move.send_order, route.top_k)
@@ -126,7 +128,12 @@ class _FromExperts(torch.autograd.Function):
     def forward(
         ctx: Any, done_AD: torch.Tensor, weights_TK: torch.Tensor, route: Route, dtype: torch.dtype
     ) -> torch.Tensor:
-        """Send the experts' outputs back to their sources; return each token's weighted sum in `dtype`."""
+        """Send the experts' outputs back to their sources; return each token's weighted sum, `(T, D)`, in `dtype`.
+
+        Args:
+            done_AD: the outputs of the experts on this rank, in the order of `_ToExperts.forward`.
+            weights_TK: the weights of each token's choices.
+        """
         ctx.route = route
         move, kernels = route.movement, route.kernels
         leaving_AD = route.by_source(done_AD)
