@@ -51,7 +51,7 @@ async def done(coordinator: FakeCoordinator, *workers: str) -> None:
         await coordinator.send(ToWorker(worker=worker, order=JobDone()))
 
 
-def test_a_node_lives_through_a_job() -> None:
+def test_a_node_attaches_its_workers_and_leaves_when_the_job_is_finished() -> None:
     async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
         workers = await coordinator.attach(2)
         hello = coordinator.hellos[0]
@@ -68,7 +68,7 @@ def test_a_node_lives_through_a_job() -> None:
     play(story, workers=2)
 
 
-def test_a_worker_that_attached_and_ended_at_once_has_attached(tmp_path: Path) -> None:
+def test_a_worker_that_ends_right_after_attaching_is_reported_as_attached(tmp_path: Path) -> None:
     """The worker ends before the agent accepts its socket, because this test blocks the agent's loop."""
 
     async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
@@ -100,7 +100,7 @@ class StandingClock:
         return self.now
 
 
-def test_who_has_just_said_something_sends_no_heartbeat() -> None:
+def test_an_agent_that_has_just_sent_a_message_sends_no_heartbeat() -> None:
     async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
         (worker,) = await coordinator.attach()
         agent.clock = clock = StandingClock()
@@ -117,7 +117,7 @@ def test_who_has_just_said_something_sends_no_heartbeat() -> None:
     play(story)
 
 
-def test_what_must_be_known_is_replayed_after_a_reconnection() -> None:
+def test_uncommitted_steps_are_replayed_after_a_reconnection() -> None:
     async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
         (worker,) = await coordinator.attach()
         entered = Entered(worker=worker, generation=1, applied=0)
@@ -138,7 +138,7 @@ def test_what_must_be_known_is_replayed_after_a_reconnection() -> None:
     play(story)
 
 
-def test_words_said_while_the_coordinator_is_away_arrive_later(tmp_path: Path) -> None:
+def test_messages_for_a_disconnected_coordinator_arrive_after_it_returns(tmp_path: Path) -> None:
     async def story() -> None:
         async with fake_coordinator() as first:
             agent = Agent(agent_settings(first.url, tmp_path, "obedient.py"), SystemClock())
@@ -161,7 +161,7 @@ def test_words_said_while_the_coordinator_is_away_arrive_later(tmp_path: Path) -
     asyncio.run(asyncio.wait_for(story(), 2 * DEADLINE))
 
 
-def test_a_worker_whose_script_raises_is_told_and_replaced(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_worker_is_reported_and_replaced_if_its_script_raises(capfd: pytest.CaptureFixture[str]) -> None:
     async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
         (worker,) = await coordinator.attach()
         await coordinator.order(worker, "raise", b"out of luck")
@@ -189,7 +189,7 @@ def test_a_worker_whose_script_raises_is_told_and_replaced(capfd: pytest.Capture
         (0, "the script ended before its steps were done"),
     ],
 )
-def test_a_worker_whose_script_ends_itself_is_told_and_not_replaced(code: int, detail: str) -> None:
+def test_a_worker_is_reported_and_not_replaced_if_its_script_exits(code: int, detail: str) -> None:
     async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
         (worker,) = await coordinator.attach()
         await coordinator.order(worker, "exit", str(code).encode())
@@ -204,7 +204,7 @@ def test_a_worker_whose_script_ends_itself_is_told_and_not_replaced(code: int, d
     play(story)
 
 
-def test_a_killed_worker_is_told_with_its_signal() -> None:
+def test_a_killed_worker_is_reported_with_its_signal() -> None:
     async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
         await coordinator.attach()
         os.kill(coordinator.attached[0].pid, signal.SIGKILL)
@@ -215,7 +215,7 @@ def test_a_killed_worker_is_told_with_its_signal() -> None:
     play(story)
 
 
-def test_the_end_of_a_worker_is_told_again_until_it_is_replaced() -> None:
+def test_the_end_of_a_worker_is_reported_again_until_it_is_replaced() -> None:
     async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
         (worker,) = await coordinator.attach()
         down = WorkerDown(worker=worker, kind=FailureKind.PROCESS_EXIT, detail="a wrong batch", exit_code=2)
@@ -229,7 +229,7 @@ def test_the_end_of_a_worker_is_told_again_until_it_is_replaced() -> None:
     play(story)
 
 
-def test_bad_input_is_passed_on_and_ends_the_node_when_the_coordinator_says_so(
+def test_bad_input_is_reported_and_ends_the_node_on_order_of_the_coordinator(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
@@ -247,7 +247,7 @@ def test_bad_input_is_passed_on_and_ends_the_node_when_the_coordinator_says_so(
 
 
 @pytest.mark.parametrize("alone", [False, True])
-def test_a_quiet_agent_says_only_what_nobody_else_does(tmp_path: Path, alone: bool) -> None:
+def test_a_quiet_agent_prints_only_errors_of_its_own_node(tmp_path: Path, alone: bool) -> None:
     printed: list[str] = []
 
     async def run() -> int:
@@ -263,7 +263,7 @@ def test_a_quiet_agent_says_only_what_nobody_else_does(tmp_path: Path, alone: bo
 
 
 @pytest.mark.parametrize("grant", [0, 7])
-def test_an_agent_of_a_pool_does_not_say_that_its_pool_has_ended_it(tmp_path: Path, grant: int) -> None:
+def test_an_agent_of_a_pool_does_not_print_that_it_was_interrupted(tmp_path: Path, grant: int) -> None:
     """The pool interrupts its agent after every job, so the agent prints no message about it."""
     printed: list[str] = []
 
@@ -279,7 +279,7 @@ def test_an_agent_of_a_pool_does_not_say_that_its_pool_has_ended_it(tmp_path: Pa
     assert printed == ([] if grant else ["holdfast agent node-0: ended by SIGINT"])
 
 
-def test_a_script_that_never_trains_is_bad_input(tmp_path: Path) -> None:
+def test_a_script_that_never_calls_init_is_bad_input(tmp_path: Path) -> None:
     script = tmp_path / "nothing.py"
     script.write_text("print('hello')\n")
 
@@ -292,7 +292,7 @@ def test_a_script_that_never_trains_is_bad_input(tmp_path: Path) -> None:
     play(story, str(script))
 
 
-def test_a_node_whose_workers_die_again_and_again_leaves(tmp_path: Path) -> None:
+def test_a_node_leaves_after_its_workers_have_failed_too_often(tmp_path: Path) -> None:
     script = tmp_path / "broken.py"
     script.write_text("import os\n\nos._exit(9)\n")
 
@@ -307,7 +307,7 @@ def test_a_node_whose_workers_die_again_and_again_leaves(tmp_path: Path) -> None
     play(story, str(script))
 
 
-def test_a_stopped_worker_is_a_hang() -> None:
+def test_a_stopped_worker_is_reported_as_a_hang() -> None:
     async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
         (worker,) = await coordinator.attach()
         await coordinator.order(worker, "stop")
@@ -318,7 +318,7 @@ def test_a_stopped_worker_is_a_hang() -> None:
     play(story)
 
 
-def test_an_expelled_node_comes_back_as_a_new_one() -> None:
+def test_an_expelled_node_rejoins_with_a_new_session() -> None:
     async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
         (worker,) = await coordinator.attach()
         await coordinator.make_send(worker, applied(worker, 1))
@@ -336,7 +336,7 @@ def test_an_expelled_node_comes_back_as_a_new_one() -> None:
 
 
 @pytest.mark.parametrize("stubborn", [False, True])
-def test_a_refusal_for_good_ends_the_node(stubborn: bool) -> None:
+def test_a_permanent_refusal_ends_the_node(stubborn: bool) -> None:
     async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
         (worker,) = await coordinator.attach()
         if stubborn:
@@ -348,7 +348,7 @@ def test_a_refusal_for_good_ends_the_node(stubborn: bool) -> None:
     assert why(play(story)) == "another script"
 
 
-def test_the_end_of_the_job_lets_scripts_end_by_themselves() -> None:
+def test_scripts_may_finish_on_their_own_at_the_end_of_the_job() -> None:
     async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
         (worker,) = await coordinator.attach()
         await done(coordinator, worker)
@@ -360,7 +360,7 @@ def test_the_end_of_the_job_lets_scripts_end_by_themselves() -> None:
     play(story, "obedient.py", "4")
 
 
-def test_a_coordinator_of_an_older_term_is_not_obeyed() -> None:
+def test_a_coordinator_of_an_older_term_is_ignored() -> None:
     async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
         coordinator.welcome = Welcome(term=5, lease_s=1.0, heartbeat_s=0.02, committed=0)
         (worker,) = await coordinator.attach()
@@ -397,7 +397,7 @@ def test_a_stale_order_does_not_reach_the_worker() -> None:
 
 
 @pytest.mark.parametrize("garbage", [b"", b"\xc1", b"\x81\xa4type\xa5Hello", b"x" * 1000])
-def test_a_coordinator_that_talks_nonsense_is_left_and_tried_again(garbage: bytes) -> None:
+def test_an_agent_reconnects_after_an_invalid_message(garbage: bytes) -> None:
     async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
         (worker,) = await coordinator.attach()
         await coordinator.send_raw(garbage)
@@ -407,7 +407,7 @@ def test_a_coordinator_that_talks_nonsense_is_left_and_tried_again(garbage: byte
     play(story)
 
 
-def test_strangers_on_the_workers_socket_harm_nothing() -> None:
+def test_invalid_data_on_the_worker_socket_does_no_harm() -> None:
     async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
         (worker,) = await coordinator.attach()
         for garbage in (b"\xff\xff\xff\xff", b"\0\0\0\1\xc1", b"\0\0\0\0", b"\0"):
@@ -422,7 +422,7 @@ def test_strangers_on_the_workers_socket_harm_nothing() -> None:
     play(story)
 
 
-def test_workers_outlive_their_zygote() -> None:
+def test_workers_survive_the_loss_of_their_zygote() -> None:
     async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
         (worker,) = await coordinator.attach()
         zygote = agent.workforce._zygotes._own
@@ -440,7 +440,7 @@ def test_workers_outlive_their_zygote() -> None:
     play(story)
 
 
-def test_a_wrong_token_ends_an_agent_that_was_never_let_in(tmp_path: Path) -> None:
+def test_a_wrong_token_ends_an_agent_that_was_never_accepted(tmp_path: Path) -> None:
     from http import HTTPStatus
 
     from websockets.asyncio.server import ServerConnection, serve
@@ -462,7 +462,7 @@ def test_a_wrong_token_ends_an_agent_that_was_never_let_in(tmp_path: Path) -> No
     asyncio.run(story())
 
 
-def test_a_node_that_leaves_waits_to_tell_a_coordinator_that_is_away(tmp_path: Path) -> None:
+def test_a_leaving_node_waits_to_report_to_a_disconnected_coordinator(tmp_path: Path) -> None:
     """An agent that starts before its coordinator must stay until the coordinator has received the reason."""
     script = tmp_path / "broken.py"
     script.write_text("import os\n\nos._exit(9)\n")
@@ -486,7 +486,7 @@ def test_a_node_that_leaves_waits_to_tell_a_coordinator_that_is_away(tmp_path: P
     asyncio.run(asyncio.wait_for(story(), 2 * DEADLINE))
 
 
-def test_parts_of_checkpoints_that_a_killed_agent_has_left_hold_up_nobody(tmp_path: Path) -> None:
+def test_checkpoint_parts_left_by_a_killed_agent_are_removed(tmp_path: Path) -> None:
     """Parts left by a killed agent do not count as pending, which would stop all later saves on this node."""
 
     async def run() -> None:

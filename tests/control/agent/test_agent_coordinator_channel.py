@@ -58,7 +58,7 @@ async def with_server(handler: Handler, story: Callable[[str], Awaitable[None]])
         await asyncio.wait_for(story(url), DEADLINE)
 
 
-def test_messages_go_both_ways_with_the_token_and_large_ones_in_parts() -> None:
+def test_messages_are_exchanged_with_a_token_and_large_ones_are_joined() -> None:
     large = Posted(generation=1, keys={"k": b"x" * 65536})
 
     async def handler(connection: ServerConnection) -> None:
@@ -85,7 +85,7 @@ def test_messages_go_both_ways_with_the_token_and_large_ones_in_parts() -> None:
     asyncio.run(with_server(handler, story))
 
 
-def test_a_replay_waits_for_room_and_what_is_said_meanwhile_comes_after_it() -> None:
+def test_a_replay_waits_for_buffer_space_and_later_messages_follow_it() -> None:
     """A replay of 30,000 steps exceeds the limit of unsent bytes; the agent must not end its own connection."""
     page = Leave(reason="page", detail="x" * 8192)
     count = 2 * MAX_UNSENT_BYTES // 8192
@@ -123,7 +123,7 @@ def test_a_replay_waits_for_room_and_what_is_said_meanwhile_comes_after_it() -> 
     assert received[-1] == Heartbeat()
 
 
-def test_who_does_not_read_for_too_long_is_given_up() -> None:
+def test_a_channel_closes_if_its_peer_does_not_read() -> None:
     given_up = asyncio.Event()
 
     async def handler(connection: ServerConnection) -> None:
@@ -142,7 +142,7 @@ def test_who_does_not_read_for_too_long_is_given_up() -> None:
     asyncio.run(with_server(handler, story))
 
 
-def test_sending_while_the_other_side_closes_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+def test_sending_while_the_peer_closes_is_not_an_error(caplog: pytest.LogCaptureFixture) -> None:
     async def handler(connection: ServerConnection) -> None:
         await connection.close()
 
@@ -160,7 +160,7 @@ def test_sending_while_the_other_side_closes_is_no_error(caplog: pytest.LogCaptu
     assert not [record for record in caplog.records if record.name == "asyncio"]
 
 
-def test_a_close_that_was_heard_but_not_finished_is_no_error() -> None:
+def test_sending_after_an_unfinished_close_is_not_an_error() -> None:
     """The protocol refuses to send after the other side has announced its close."""
 
     async def handler(connection: ServerConnection) -> None:
@@ -206,7 +206,7 @@ def test_an_oversized_message_ends_the_connection(size: int) -> None:
         st.binary(max_size=100), st.builds(lambda at, b: _mutated(at, b), st.integers(0, 1000), st.integers(0, 255))
     )
 )
-def test_a_message_of_random_bytes_is_a_message_of_ours_or_ends_the_connection(data: bytes) -> None:
+def test_random_bytes_are_a_valid_message_or_end_the_connection(data: bytes) -> None:
     async def handler(connection: ServerConnection) -> None:
         await connection.send(data)
         await connection.close()
@@ -226,13 +226,13 @@ def _mutated(at: int, byte: int) -> bytes:
     return bytes(data)
 
 
-def test_nobody_there_is_an_os_error() -> None:
+def test_a_refused_connection_raises_an_os_error() -> None:
     with pytest.raises(OSError, match="Connect call failed"):
         asyncio.run(open_channel("http://127.0.0.1:9", "t", lambda message: None))
 
 
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", b"SSH-2.0-x\r\n\r\n"])
-def test_a_stranger_on_the_port_is_told_from_a_coordinator(answer: bytes) -> None:
+def test_another_server_on_the_port_is_refused(answer: bytes) -> None:
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(answer)
@@ -247,7 +247,7 @@ def test_a_stranger_on_the_port_is_told_from_a_coordinator(answer: bytes) -> Non
     asyncio.run(story())
 
 
-def test_urls() -> None:
+def test_websocket_urls() -> None:
     assert websocket_url("http://127.0.0.1:80/") == "ws://127.0.0.1:80/agent"
     assert websocket_url("https://[::1]:80") == "wss://[::1]:80/agent"
 
@@ -260,7 +260,7 @@ def large_plan(workers: int) -> PrepareNode:
     return PrepareNode(plan=change_of(GenerationPlan(term=1, generation=1, members=members), None))
 
 
-def test_what_is_large_comes_in_parts() -> None:
+def test_a_large_message_is_sent_in_parts() -> None:
     plan = large_plan(30_000)
     data = msgspec.msgpack.encode(plan)
     parts = split_message(data)
@@ -296,13 +296,13 @@ def test_what_is_large_comes_in_parts() -> None:
         ([Part(data=msgspec.msgpack.encode(Part(data=b"", left=0)), left=0)], "a part of parts"),
     ],
 )
-def test_parts_that_do_not_make_a_message_are_refused(messages: list[CoordinatorMessage], why: str) -> None:
+def test_inconsistent_parts_are_refused(messages: list[CoordinatorMessage], why: str) -> None:
     joiner = PartJoiner(max_bytes=100)
     assert [joiner.add(message) for message in messages[:-1]] == [None] * len(messages[:-1])
     with pytest.raises(PartsError, match=why):
         joiner.add(messages[-1])
 
 
-def test_parts_of_no_message_are_refused() -> None:
+def test_parts_that_join_to_an_invalid_message_are_refused() -> None:
     with pytest.raises(msgspec.DecodeError):
         PartJoiner().add(Part(data=b"no message", left=0))

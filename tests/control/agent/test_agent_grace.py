@@ -24,7 +24,7 @@ def send_end_notice(agent: Agent) -> None:
     agent.on_end_notice(EXIT_ENDED, "ended by SIGTERM")
 
 
-def test_it_says_so_to_each_coordinator_and_ends_once_it_is_let_go() -> None:
+def test_an_interrupted_agent_notifies_each_coordinator_and_ends_on_release() -> None:
     async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
         await coordinator.attach()
         send_end_notice(agent)
@@ -40,7 +40,7 @@ def test_it_says_so_to_each_coordinator_and_ends_once_it_is_let_go() -> None:
     play(story, spec=with_grace(600.0))
 
 
-def test_told_again_it_ends_at_once() -> None:
+def test_a_second_end_notice_ends_the_agent_immediately() -> None:
     async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
         await coordinator.attach()
         send_end_notice(agent)
@@ -50,7 +50,7 @@ def test_told_again_it_ends_at_once() -> None:
     play(story, spec=with_grace(600.0))
 
 
-def test_nobody_lets_it_go_and_it_says_why_it_ends_all_the_same() -> None:
+def test_an_agent_leaves_with_a_reason_when_its_grace_expires() -> None:
     async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
         await coordinator.attach()
         send_end_notice(agent)
@@ -61,7 +61,7 @@ def test_nobody_lets_it_go_and_it_says_why_it_ends_all_the_same() -> None:
     play(story, spec=with_grace(0.3))
 
 
-def test_without_a_grace_it_ends_at_once() -> None:
+def test_an_agent_without_a_grace_period_ends_immediately() -> None:
     async def story(coordinator: FakeCoordinator, agent: Agent, running: Running) -> None:
         await coordinator.attach()
         send_end_notice(agent)

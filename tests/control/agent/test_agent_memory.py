@@ -47,7 +47,7 @@ def machine(tmp_path: Path) -> Machine:
     ],
     ids=["version 2", "in a container", "version 1", "of the machine"],
 )
-def test_kills_are_counted_where_the_process_lives(
+def test_oom_kills_are_counted_in_the_cgroup_of_the_process(
     machine: Machine, group: str, events: str, before: str, after: str
 ) -> None:
     machine.write("proc/7/cgroup", group)
@@ -58,12 +58,12 @@ def test_kills_are_counted_where_the_process_lives(
     assert counter.has_struck()
 
 
-def test_where_nothing_can_be_read_nobody_is_said_to_be_killed(tmp_path: Path) -> None:
+def test_without_readable_counters_no_oom_kill_is_reported(tmp_path: Path) -> None:
     assert not OomCounter(7, proc=tmp_path, groups=tmp_path).has_struck()
     assert available_bytes(proc=tmp_path, groups=tmp_path) is None
 
 
-def test_memory_that_is_left_is_the_groups_or_the_machines(machine: Machine) -> None:
+def test_available_memory_is_limited_by_the_cgroup_or_the_machine(machine: Machine) -> None:
     assert available_bytes(proc=machine.proc, groups=machine.groups) == 3000 << 10
     machine.write("proc/self/cgroup", "0::/job\n")
     machine.write("cgroup/job/memory.max", "max\n")
@@ -73,12 +73,12 @@ def test_memory_that_is_left_is_the_groups_or_the_machines(machine: Machine) -> 
     assert available_bytes(proc=machine.proc, groups=machine.groups) == 4000
 
 
-def test_this_machine_says_something() -> None:
+def test_available_memory_of_this_machine_is_read() -> None:
     assert (available_bytes() or 0) > 1 << 20
     assert not OomCounter(os.getpid()).has_struck()
 
 
-def test_a_process_that_was_killed_for_want_of_memory_says_so(machine: Machine) -> None:
+def test_a_process_killed_during_an_oom_event_is_reported_as_out_of_memory(machine: Machine) -> None:
     machine.write("proc/7/cgroup", "0::/\n")
     place = ProcessSlot(index=0, worker="n/0/ab", oom=machine.counter())
     assert place.describe_end(-signal.SIGKILL, "train.py").detail == "SIGKILL"
@@ -88,7 +88,7 @@ def test_a_process_that_was_killed_for_want_of_memory_says_so(machine: Machine) 
     assert place.describe_end(-signal.SIGTERM, "train.py").detail == "SIGTERM"
 
 
-def test_what_is_remembered_is_told_oldest_first_without_what_does_not_differ_from_both_beside_it() -> None:
+def test_memory_samples_are_oldest_first_without_repeated_values() -> None:
     ring = MemoryRing()
     for second, memory in enumerate((1, 5, 5, 5, 9)):
         ring.add(float(second), MemoryReading(memory=memory, sent=10 * second if second == 4 else 0))
@@ -101,7 +101,7 @@ def test_what_is_remembered_is_told_oldest_first_without_what_does_not_differ_fr
     assert MemoryRing().samples_since(4.5, 3.5) == ()
 
 
-def test_of_very_many_looks_the_newest_are_told_and_the_others_forgotten() -> None:
+def test_only_the_newest_memory_samples_are_reported() -> None:
     ring = MemoryRing()
     for look in range(10_000):
         ring.add(look / 100, MemoryReading(memory=look))
@@ -110,7 +110,7 @@ def test_of_very_many_looks_the_newest_are_told_and_the_others_forgotten() -> No
     assert samples[-1] == MemorySample(ago_s=0.01, memory=9999)
 
 
-def test_resident_memory_is_read_of_a_process_and_nothing_of_one_that_has_ended(machine: Machine) -> None:
+def test_the_resident_memory_of_an_ended_process_reads_as_zero(machine: Machine) -> None:
     machine.write("proc/7/statm", "900 300 100 1 0 500 0\n")
     assert resident_bytes(7, proc=machine.proc) == 300 * os.sysconf("SC_PAGE_SIZE")
     assert resident_bytes(8, proc=machine.proc) == 0

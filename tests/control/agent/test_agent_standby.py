@@ -12,7 +12,7 @@ from holdfast.protocol.messages.worker import Warmed
 
 
 @pytest.mark.parametrize("standby", [True, False])
-def test_a_standbys_agent_says_so_each_time_and_again_that_its_worker_is_warm(standby: bool) -> None:
+def test_an_agent_reports_its_role_and_warm_worker_on_each_connection(standby: bool) -> None:
     async def story(coordinator: FakeCoordinator, agent: Agent, running: asyncio.Task[int]) -> None:
         (worker,) = await coordinator.attach()
         warmed = Warmed(worker=worker, seconds=0.5)

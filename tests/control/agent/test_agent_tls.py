@@ -39,7 +39,7 @@ def test_an_agent_trains_over_tls(tmp_path: Path) -> None:
     assert '"event":"job_finished"' in (tmp_path / "events.jsonl").read_text()
 
 
-def test_a_coordinator_that_cannot_prove_itself_is_refused(tmp_path: Path) -> None:
+def test_a_coordinator_with_an_untrusted_certificate_is_refused(tmp_path: Path) -> None:
     cert, key = make_certificate(tmp_path)
     with CoordinatorProcess(tmp_path, tls_cert=cert, tls_key=key, token="t") as coordinator:
         done = run_agent(coordinator.entry.url, tmp_path, "t")

@@ -87,7 +87,7 @@ def stage(warm_torch: str, tmp_path: Path) -> Callable[..., None]:
     return run
 
 
-def test_places_meet_in_all_groups_of_their_unit(stage: Callable[..., None]) -> None:
+def test_ranks_form_all_process_groups_of_their_replica_group(stage: Callable[..., None]) -> None:
     """Four processes form one replica group of shard 2 x tensor 2, in which all groups differ."""
 
     async def plot(scene: Scene) -> None:
@@ -105,7 +105,7 @@ def test_places_meet_in_all_groups_of_their_unit(stage: Callable[..., None]) -> 
     stage(plot, "wait", 2, 2, workers=4)
 
 
-def test_where_one_place_is_killed_its_unit_is_started_anew_and_the_other_goes_on(stage: Callable[..., None]) -> None:
+def test_a_killed_rank_restarts_only_its_own_replica_group(stage: Callable[..., None]) -> None:
     async def plot(scene: Scene) -> None:
         before = await scene.formed(4)
         assert before[0].unit == before[1].unit != before[2].unit == before[3].unit
@@ -124,7 +124,9 @@ def test_where_one_place_is_killed_its_unit_is_started_anew_and_the_other_goes_o
 
 
 @pytest.mark.parametrize("what", ["meet", "keep"])
-def test_what_the_end_of_a_place_leads_to_in_others_is_nobodys_fault(what: str, stage: Callable[..., None]) -> None:
+def test_errors_of_ranks_that_wait_for_a_killed_rank_are_not_script_errors(
+    what: str, stage: Callable[..., None]
+) -> None:
     """The others wait for the ended process in a collective. Its error is not an exception of the script."""
 
     async def plot(scene: Scene) -> None:
@@ -142,7 +144,7 @@ def test_what_the_end_of_a_place_leads_to_in_others_is_nobodys_fault(what: str, 
 
 
 @pytest.mark.parametrize("what", ["raise", "linger"])
-def test_where_a_place_raises_whoever_waits_for_it_ends_too(what: str, stage: Callable[..., None]) -> None:
+def test_ranks_that_wait_for_a_failed_rank_end_too(what: str, stage: Callable[..., None]) -> None:
     async def plot(scene: Scene) -> None:
         before = await scene.formed(2)
         await scene.waits(before[1].pid)
@@ -157,7 +159,7 @@ def test_where_a_place_raises_whoever_waits_for_it_ends_too(what: str, stage: Ca
     stage(plot, what)
 
 
-def test_a_place_that_is_stopped_for_too_long_takes_its_unit_along(stage: Callable[..., None]) -> None:
+def test_a_rank_stopped_for_too_long_restarts_its_replica_group(stage: Callable[..., None]) -> None:
     async def plot(scene: Scene) -> None:
         before = await scene.formed(2)
         os.kill(before[0].pid, signal.SIGSTOP)
@@ -168,7 +170,7 @@ def test_a_place_that_is_stopped_for_too_long_takes_its_unit_along(stage: Callab
     stage(plot, "wait")
 
 
-def test_a_place_that_never_comes_is_named_and_replaced(stage: Callable[..., None]) -> None:
+def test_a_rank_that_never_calls_init_is_reported_and_replaced(stage: Callable[..., None]) -> None:
     async def plot(scene: Scene) -> None:
         scene.agent.machine.units.join_timeout_s = 0.5
         (down,) = await scene.hear_of(1)
@@ -188,7 +190,7 @@ def test_a_place_that_never_comes_is_named_and_replaced(stage: Callable[..., Non
         ("differ", 2, 2, "all must call holdfast.init() with the same layout"),
     ],
 )
-def test_layouts_that_cannot_be_are_bad_input(
+def test_impossible_layouts_are_bad_input(
     what: str, shard: int, workers: int, words: str, stage: Callable[..., None], capfd: pytest.CaptureFixture[str]
 ) -> None:
     async def plot(scene: Scene) -> None:

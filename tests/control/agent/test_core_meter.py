@@ -42,7 +42,7 @@ def starved_s(meter: CoreMeter) -> float:
     return meter.add_to(READING, time.monotonic(), closely=False).starved_s
 
 
-def test_who_shares_a_core_waits_for_it_and_who_sleeps_does_not() -> None:
+def test_processes_that_share_a_core_are_starved_and_a_sleeping_one_is_not() -> None:
     with running(SPIN, SPIN, SLEEP) as pids:
         *spinning, asleep = map(CoreMeter, pids)
         before_s = starved_s(asleep)
@@ -51,7 +51,7 @@ def test_who_shares_a_core_waits_for_it_and_who_sleeps_does_not() -> None:
     assert starved_s(asleep) == 0.0
 
 
-def test_other_threads_are_read_where_that_is_asked_for() -> None:
+def test_other_threads_are_read_only_on_request() -> None:
     meter, done = CoreMeter(os.getpid()), threading.Event()
     thread = threading.Thread(target=done.wait)
     thread.start()
@@ -71,7 +71,7 @@ def write(folder: Path, state: str, ran_ns: int, waited_ns: int) -> None:
     (folder / "schedstat").write_text(f"{ran_ns} {waited_ns} 12\n")
 
 
-def test_a_wait_that_is_not_over_counts(tmp_path: Path) -> None:
+def test_an_unfinished_wait_for_a_core_counts(tmp_path: Path) -> None:
     """Recorded next to three busy processes: a main thread is runnable for 0.34 s while no counter moves."""
     meter = CoreMeter(7, proc=tmp_path)
     write(tmp_path / "7", "R", 5_001_000_000, 2_021_000_000)
@@ -82,13 +82,13 @@ def test_a_wait_that_is_not_over_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("state", ["T", "S", "D", "Z"])
-def test_who_is_not_ready_waits_for_no_core(tmp_path: Path, state: str) -> None:
+def test_a_thread_that_is_not_runnable_does_not_wait_for_a_core(tmp_path: Path, state: str) -> None:
     meter = CoreMeter(7, proc=tmp_path)
     write(tmp_path / "7", state, 5, 2_000_000_000)
     assert [meter.add_to(READING, at, closely=False).starved_s for at in (0.0, 9.0)] == [2.0, 2.0]
 
 
-def test_where_the_kernel_counts_nothing_nobody_has_waited(tmp_path: Path) -> None:
+def test_no_wait_is_reported_without_kernel_counters(tmp_path: Path) -> None:
     (tmp_path / "7").mkdir()
     assert thread_clock(str(tmp_path / "7")) is None
     write(tmp_path / "7", "R", 0, 0)

@@ -39,7 +39,7 @@ def _fake_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fake_pynvml, "SHARED_MEMORY", set[int]())
 
 
-def test_the_facts_of_each_gpu() -> None:
+def test_the_facts_of_each_gpu_are_read() -> None:
     reader = GpuReader(fake_pynvml)
     assert reader.count == 2
     assert reader.read()[0].xids == ()
@@ -48,7 +48,7 @@ def test_the_facts_of_each_gpu() -> None:
     assert not reader.collect_xids(), "each error must be collected only once"
 
 
-def test_a_lost_gpu_is_a_problem_and_the_other_is_read() -> None:
+def test_a_lost_gpu_is_reported_as_a_problem() -> None:
     reader = GpuReader(fake_pynvml)
     fake_pynvml.LOST.add(101)
     _, lost = reader.read()
@@ -64,19 +64,19 @@ def test_the_xid_error_of_a_lost_gpu_is_reported() -> None:
     assert reader.read()[0] == GpuFacts(index=0, name="Fake GPU 100", xids=(79,), problem="GPU is lost")
 
 
-def test_a_gpu_that_is_lost_before_the_agent_starts_is_a_problem() -> None:
+def test_a_gpu_lost_before_the_agent_starts_is_reported_as_a_problem() -> None:
     fake_pynvml.LOST.add(100)
     lost, other = GpuReader(fake_pynvml).read()
     assert lost == GpuFacts(index=0, problem="GPU is lost")
     assert other == SECOND
 
 
-def test_a_gpu_without_memory_of_its_own_is_no_problem() -> None:
+def test_a_gpu_with_shared_memory_is_not_a_problem() -> None:
     fake_pynvml.SHARED_MEMORY.add(101)
     assert GpuReader(fake_pynvml).read()[1] == GpuFacts(index=1, name="Fake GPU 101", temperature_c=41)
 
 
-def test_only_the_newest_errors_are_kept() -> None:
+def test_only_the_newest_xid_errors_are_kept() -> None:
     reader = GpuReader(fake_pynvml)
     fake_pynvml.XIDS[:] = [fake_pynvml.Event(device=100, eventData=number) for number in range(40)]
     while reader.collect_xids():
@@ -84,7 +84,7 @@ def test_only_the_newest_errors_are_kept() -> None:
     assert reader.read()[0].xids == tuple(range(24, 40))
 
 
-def test_without_the_package_or_a_driver_there_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvml_is_not_loaded_without_its_package_or_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise fake_pynvml.NVMLError("Driver Not Loaded")
 
@@ -95,7 +95,7 @@ def test_without_the_package_or_a_driver_there_is_nothing(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("loaded", [None, "no GPUs"])
-def test_the_thread_ends_if_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch, loaded: str | None) -> None:
+def test_the_watching_thread_ends_if_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch, loaded: str | None) -> None:
     monkeypatch.setattr(fake_pynvml, "nvmlDeviceGetCount", lambda: 0)
     before = set(threading.enumerate())
     watch_gpus(lambda _: pytest.fail("there is no GPU to report"), load=lambda: fake_pynvml if loaded else None)
@@ -122,7 +122,7 @@ def test_an_xid_error_is_reported_at_the_next_check() -> None:
     assert [gpus[0].xids for gpus in reports[:2]] == [(), (79,)]
 
 
-def test_an_agent_reports_to_its_coordinator() -> None:
+def test_an_agent_reports_its_gpus_to_the_coordinator() -> None:
     async def story(coordinator: FakeCoordinator, agent: Agent, running: asyncio.Task[int]) -> None:
         await coordinator.attach()
         await coordinator.until(lambda: coordinator.of(GpusRead), "the GPUs")

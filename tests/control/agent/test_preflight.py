@@ -20,7 +20,7 @@ def unfit(own_folder: Path, **changes: Any) -> str:
     return asyncio.run(Preflight(**settings).unfit())
 
 
-def test_this_machine_is_fit(tmp_path: Path) -> None:
+def test_this_machine_passes_the_preflight_checks(tmp_path: Path) -> None:
     assert unfit(tmp_path) == ""
 
 
@@ -36,25 +36,25 @@ def test_this_machine_is_fit(tmp_path: Path) -> None:
     ],
     ids=["memory", "disk", "network", "fails", "is not there", "hangs"],
 )
-def test_what_is_wrong_is_said(tmp_path: Path, changes: dict[str, Any], why: str) -> None:
+def test_a_failed_check_is_reported_in_one_line(tmp_path: Path, changes: dict[str, Any], why: str) -> None:
     found = unfit(tmp_path, **changes)
     assert "\n" not in found
     assert re.match(why, found), found
 
 
-def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
+def test_all_failed_checks_are_reported_together(tmp_path: Path) -> None:
     found = unfit(tmp_path, workers=1 << 20, program="false")
     assert found.startswith("memory: ")
     assert found.endswith("; false: false ended with 1: it printed no error")
 
 
-def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_fails_the_disk_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(preflight.shutil, "disk_usage", lambda _: usage._replace(free=3 << 20))
     assert unfit(tmp_path) == f"disk: 3 MiB are left in {tmp_path}, 16 are needed"
 
 
-def test_a_program_that_hangs_is_ended_with_all_that_it_has_started(tmp_path: Path) -> None:
+def test_a_hanging_check_program_is_killed_with_its_children(tmp_path: Path) -> None:
     number = tmp_path / "pid"
     program = f"sh -c 'sleep 600 & echo $! > {number}; wait'"
     assert "took longer" in unfit(tmp_path, program=program, program_s=3.0)
@@ -66,7 +66,7 @@ def test_a_program_that_hangs_is_ended_with_all_that_it_has_started(tmp_path: Pa
 
 
 @pytest.mark.parametrize("hangs", [1, 2])
-def test_a_node_that_was_stopped_while_it_tried_its_network_tries_again(
+def test_a_network_check_is_repeated_once_if_the_process_was_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs: int
 ) -> None:
     """Its time limit had passed when it continued, whatever the state of the network."""

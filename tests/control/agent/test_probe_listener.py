@@ -15,7 +15,7 @@ from holdfast.control.agent.node_probes import connection_error, serve_probes
 from holdfast.protocol.messages.agent import AddressProbed, ProbeAddress
 
 
-def test_a_connection_to_the_listener_stands_as_often_as_it_is_tried() -> None:
+def test_every_connection_to_the_probe_listener_succeeds() -> None:
     async def try_often() -> list[str]:
         listener = await serve_probes("127.0.0.1")
         assert listener is not None
@@ -26,7 +26,7 @@ def test_a_connection_to_the_listener_stands_as_often_as_it_is_tried() -> None:
     assert set(asyncio.run(try_often())) == {""}
 
 
-def test_a_refused_connection_says_so_with_the_address() -> None:
+def test_a_refused_connection_is_reported_with_the_address() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     error = asyncio.run(connection_error("127.0.0.1", port))
@@ -34,7 +34,7 @@ def test_a_refused_connection_says_so_with_the_address() -> None:
     assert "refused" in error.lower()
 
 
-def test_a_connection_that_hangs_is_given_up() -> None:
+def test_a_hanging_connection_times_out() -> None:
     """A full accept queue answers no further connection."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
@@ -53,13 +53,13 @@ def test_an_address_of_another_host_has_no_listener() -> None:
     assert asyncio.run(serve_probes("192.0.2.1")) is None
 
 
-def test_a_name_that_is_not_known_is_reported_as_such() -> None:
+def test_an_unknown_host_name_is_reported() -> None:
     error = asyncio.run(connection_error("1.2.3.4.5", 9))
     assert error.startswith("1.2.3.4.5:9: ")
     assert "Unknown error" not in error
 
 
-def test_a_coordinator_gets_no_answer_to_the_question_of_an_earlier_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probe_results_for_an_earlier_coordinator_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both number their probes from 1, so a stale failure would count against a newly joined node."""
     asked: list[str] = []
     answers = asyncio.Event()

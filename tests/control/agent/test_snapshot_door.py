@@ -52,14 +52,14 @@ def body_of(reader: RemotePart | StoredPart) -> bytes:
     return bytes(found)
 
 
-def test_whoever_knows_the_key_reads_a_part_as_it_is(keeper: Keeper) -> None:
+def test_a_client_with_the_key_reads_an_unchanged_part(keeper: Keeper) -> None:
     reader = RemotePart(keeper, KEY, part(), "job")
     assert (reader.manifest, reader.header.snapshot) == (b"manifest", part())
     assert body_of(reader) == BODY
     reader.close()
 
 
-def test_others_learn_nothing(keeper: Keeper) -> None:
+def test_clients_without_the_key_receive_no_data(keeper: Keeper) -> None:
     with pytest.raises(OSError, match="could not prove its identity"):
         RemotePart(keeper, b"x" * 32, part(), "job")
     with socket.create_connection((keeper.host, keeper.port), timeout=DEADLINE_S) as stranger:
@@ -72,12 +72,12 @@ def test_others_learn_nothing(keeper: Keeper) -> None:
         assert stranger.recv(1) == b""
 
 
-def test_a_part_that_is_not_there_is_none(keeper: Keeper) -> None:
+def test_requesting_a_missing_part_fails(keeper: Keeper) -> None:
     with pytest.raises(OSError, match="no longer has it"):
         RemotePart(keeper, KEY, part(1), "job")
 
 
-def test_a_damaged_one_is_not_believed(keeper: Keeper, tmp_path: Path) -> None:
+def test_a_damaged_part_is_refused(keeper: Keeper, tmp_path: Path) -> None:
     path = part_path(tmp_path / "there", part())
     data = bytearray(path.read_bytes())
     data[len(BODY) // 2] ^= 1
@@ -108,7 +108,7 @@ class Fetched:
             assert self.came.wait_for(lambda: len(self.parts) == count, timeout=DEADLINE_S)
 
 
-def test_what_is_wanted_comes_newest_first_and_is_given_out_again(keeper: Keeper, tmp_path: Path) -> None:
+def test_wanted_parts_are_fetched_newest_first_and_stored(keeper: Keeper, tmp_path: Path) -> None:
     for step in (20, 30):
         write(tmp_path / "there", part(step=step))
     here = Fetched(tmp_path / "here")
@@ -122,7 +122,7 @@ def test_what_is_wanted_comes_newest_first_and_is_given_out_again(keeper: Keeper
     assert len(list(here.folder.iterdir())) == 3, "an aborted transfer leaves no files"
 
 
-def test_one_that_is_damaged_there_is_not_kept_here_and_keeps_no_other_out(keeper: Keeper, tmp_path: Path) -> None:
+def test_a_damaged_remote_part_is_skipped_and_others_are_fetched(keeper: Keeper, tmp_path: Path) -> None:
     write(tmp_path / "there", part(step=20))
     path = part_path(tmp_path / "there", part(step=20))
     data = bytearray(path.read_bytes())
@@ -136,9 +136,7 @@ def test_one_that_is_damaged_there_is_not_kept_here_and_keeps_no_other_out(keepe
     assert [entry.name for entry in here.folder.iterdir()] == [part_path(here.folder, part()).name]
 
 
-def test_an_agent_that_ends_waits_for_nobody_who_has_fallen_silent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_closing_the_fetcher_does_not_wait_for_a_silent_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server proves its identity and then sends nothing more."""
     monkeypatch.setattr(link_wire, "SILENCE_S", 10 * DEADLINE_S)
     served = threading.Event()

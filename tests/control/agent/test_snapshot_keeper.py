@@ -37,7 +37,7 @@ def write(folder: Path) -> Path:
     return part_path(folder, PART)
 
 
-def test_what_an_agent_held_is_there_for_the_next_one_of_its_name_until_the_job_ends(tmp_path: Path) -> None:
+def test_the_next_agent_of_the_node_finds_the_snapshots_until_the_job_ends(tmp_path: Path) -> None:
     async def lives() -> None:
         folder = Path(snapshot_folder(settings(tmp_path)))
         first = SnapshotKeeper(settings(tmp_path), lambda _: None)
@@ -61,7 +61,7 @@ def test_what_an_agent_held_is_there_for_the_next_one_of_its_name_until_the_job_
     asyncio.run(lives())
 
 
-def test_an_agent_waits_for_another_process_that_removes_its_folder_as_abandoned(
+def test_an_agent_waits_while_another_process_removes_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The removal can happen between creation and lock; the node must not go without snapshots from then on."""
@@ -120,7 +120,7 @@ def test_an_agent_does_not_wait_until_a_large_folder_is_removed(
 
 
 @pytest.mark.parametrize("moment", ["before it is there", "before it is checked"])
-def test_a_folder_that_is_removed_while_it_is_made_is_made_again(
+def test_a_folder_removed_during_its_creation_is_created_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     folder = Path(snapshot_folder(settings(tmp_path)))
@@ -148,7 +148,7 @@ def test_a_folder_that_is_removed_while_it_is_made_is_made_again(
     asyncio.run(lives())
 
 
-def test_a_job_without_snapshots_makes_no_folder(tmp_path: Path) -> None:
+def test_a_job_without_snapshots_creates_no_folder(tmp_path: Path) -> None:
     async def lives() -> None:
         keeper = SnapshotKeeper(settings(tmp_path, every=0), lambda _: None)
         assert keeper.open() is None
@@ -159,7 +159,7 @@ def test_a_job_without_snapshots_makes_no_folder(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_killed_agents_have_left_goes_after_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_folders_of_killed_agents_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     left, used, fresh = (Path(snapshot_folder(settings(tmp_path, node=node))) for node in ("left", "used", "fresh"))
 
     async def lives() -> None:

@@ -47,7 +47,7 @@ async def ask(*processes: tuple[ProcessHandle, str]) -> dict[str, str]:
     return await StackReader({f"a/{index}/0": one for index, one in enumerate(processes)}).read()
 
 
-def test_a_process_that_never_stops_computing_says_where_it_is_each_time(busy: tuple[ProcessHandle, str]) -> None:
+def test_the_stack_of_a_busy_process_can_be_dumped_repeatedly(busy: tuple[ProcessHandle, str]) -> None:
     async def story() -> None:
         for _ in range(2):
             found: dict[str, str] = {}
@@ -59,13 +59,13 @@ def test_a_process_that_never_stops_computing_says_where_it_is_each_time(busy: t
     asyncio.run(story())
 
 
-def test_a_stopped_process_is_not_asked(busy: tuple[ProcessHandle, str]) -> None:
+def test_a_stopped_process_dumps_no_stack(busy: tuple[ProcessHandle, str]) -> None:
     busy[0].send_signal(signal.SIGSTOP)
     assert asyncio.run(ask(busy)) == {}
     assert Path(busy[1]).read_text() == ""
 
 
-def test_a_process_that_cannot_answer_is_not_harmed(tmp_path: Path) -> None:
+def test_a_process_that_cannot_dump_its_stack_is_not_harmed(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         handle = ProcessHandle(process.pid)
         assert asyncio.run(ask((handle, str(tmp_path / "none")), (handle, ""))) == {}
@@ -74,7 +74,7 @@ def test_a_process_that_cannot_answer_is_not_harmed(tmp_path: Path) -> None:
         assert process.returncode == 0
 
 
-def test_what_is_told_has_the_newest_collectives_beside_the_stacks() -> None:
+def test_stack_reports_contain_the_newest_collectives() -> None:
     waits = (
         CollectiveWait(what="all_to_all", size=4, bytes=64, since=10.0, until=10.5),
         CollectiveWait(what="commit", size=4, bytes=8, since=11.0, until=None),

@@ -80,7 +80,7 @@ def test_training_without_holdfast_is_refused_before_its_first_step(run: RunScri
 
 
 @pytest.mark.parametrize(("text", "agent"), [(PLAIN, False), (FIT, False), (INIT + PLAIN, True)])
-def test_alone_and_after_init_a_script_may_do_what_it_likes(run: RunScript, text: str, *, agent: bool) -> None:
+def test_training_without_an_agent_or_after_init_is_allowed(run: RunScript, text: str, *, agent: bool) -> None:
     done = run(text, agent=agent)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("trained")
@@ -93,14 +93,14 @@ def test_alone_and_after_init_a_script_may_do_what_it_likes(run: RunScript, text
         "import torch\ntorch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))",
     ],
 )
-def test_a_script_that_was_written_for_torchrun_is_told_what_to_leave_out(run: RunScript, text: str) -> None:
+def test_the_error_for_a_torchrun_script_lists_the_calls_to_remove(run: RunScript, text: str) -> None:
     done = run(text)
     assert done.returncode == 2
     assert done.stderr.count("Traceback") == 1
     assert "leave out init_process_group() and wrappers such as DistributedDataParallel" in done.stderr.splitlines()[-1]
 
 
-def test_once_it_is_lifted_everything_is_as_it_was(framework: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removing_the_guard_restores_the_patched_methods(framework: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(framework)
     for name in list(sys.modules):
         if name.partition(".")[0] == "lightning":

@@ -50,7 +50,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Crashed]]:
         ("GeneratorExit", "GeneratorExit", EXIT_FAILED),
     ],
 )
-def test_whatever_a_script_raises_what_it_has_is_kept(
+def test_a_crash_report_precedes_the_traceback_for_any_exception(
     kept: list[Crashed], tmp_path: Path, capfd: pytest.CaptureFixture[str], raised: str, message: str, code: int
 ) -> None:
     script = tmp_path / "train.py"
@@ -66,9 +66,7 @@ def test_whatever_a_script_raises_what_it_has_is_kept(
     assert error.endswith(f"{message}\n")
 
 
-def test_a_process_group_of_the_scripts_own_beside_that_of_its_layout(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_second_default_process_group_is_bad_input(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """torch's own error for this does not say how to fix the script."""
     script = tmp_path / "train.py"
     made = "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
@@ -82,14 +80,14 @@ def test_a_process_group_of_the_scripts_own_beside_that_of_its_layout(
     assert printed[0].endswith(" (train.py, line 4)")
 
 
-def test_what_a_process_has_said_of_its_end_is_the_cause_although_it_was_killed_then() -> None:
+def test_a_reported_crash_remains_the_cause_if_the_process_is_then_killed() -> None:
     crashed = Crashed(worker="n0/0/a", kind=FailureKind.EXCEPTION, detail="ValueError: oops", exit_code=1)
     place = ProcessSlot(index=0, worker="n0/0/a", crashed=crashed, hung="its way out has taken 40 s")
     down = place.describe_end(-signal.SIGKILL, "train.py")
     assert (down.kind, down.detail) == (FailureKind.EXCEPTION, "ValueError: oops")
 
 
-def test_what_another_process_of_its_has_raised_is_placed_where_that_was(kept: list[Crashed], tmp_path: Path) -> None:
+def test_an_exception_of_a_child_process_is_located_by_its_own_frames(kept: list[Crashed], tmp_path: Path) -> None:
     script, data = tmp_path / "train.py", tmp_path / "data.py"
     script.write_text(
         "from holdfast.errors import TracebackElsewhereError\n"
@@ -107,7 +105,7 @@ def test_what_another_process_of_its_has_raised_is_placed_where_that_was(kept: l
 @pytest.mark.parametrize(
     "words", ["Default process group has not been initialized, please", "environment variable RANK expected, but not"]
 )
-def test_a_script_that_was_written_for_torchrun_ends_the_job_at_once(
+def test_a_script_written_for_torchrun_ends_the_job_immediately(
     kept: list[Crashed], tmp_path: Path, capfd: pytest.CaptureFixture[str], words: str
 ) -> None:
     """Every worker fails in the same way, so the job prints the error once and no worker prints it."""
@@ -122,7 +120,7 @@ def test_a_script_that_was_written_for_torchrun_ends_the_job_at_once(
     assert capfd.readouterr().err == "ending\n"
 
 
-def test_a_crash_in_native_code_prints_where_the_script_stood(tmp_path: Path) -> None:
+def test_a_crash_in_native_code_prints_the_line_of_the_script(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
     settings = WorkerSettings(spec=JobSpec(script="train.py"), socket="/nowhere", worker="n0/0/a")

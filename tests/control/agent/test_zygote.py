@@ -92,7 +92,7 @@ print(json.dumps({
 """
 
 
-def test_a_zygote_whose_owner_is_killed_while_it_imports_is_gone_at_once(tmp_path: Path) -> None:
+def test_a_zygote_ends_if_its_owner_is_killed_during_imports(tmp_path: Path) -> None:
     (tmp_path / "endless.py").write_text(f"import os, time\nos.mkfifo({str(tmp_path / 'there')!r})\ntime.sleep(3600)\n")
     code = (
         "import os, sys, time\nfrom holdfast.control.link.forking import start_zygote\n"
@@ -120,7 +120,7 @@ def test_a_zygote_whose_owner_is_killed_while_it_imports_is_gone_at_once(tmp_pat
         time.sleep(0.01)
 
 
-def test_a_worker_is_like_a_cold_start(tmp_path: Path) -> None:
+def test_a_forked_worker_behaves_like_a_cold_start(tmp_path: Path) -> None:
     import json
 
     async def story(client: ZygoteClient, owner: Owner, zygote: ChildProcess, folder: Path) -> None:
@@ -150,7 +150,7 @@ def test_a_worker_is_like_a_cold_start(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
-def test_workers_have_random_numbers_of_their_own(tmp_path: Path) -> None:
+def test_forked_workers_have_different_random_seeds(tmp_path: Path) -> None:
     """The generators of preloaded modules get a new seed in each child, as in a cold start."""
     code = "import random, numpy, torch; print(random.random(), numpy.random.rand(), torch.rand(1).item())"
 
@@ -179,7 +179,7 @@ def test_workers_have_random_numbers_of_their_own(tmp_path: Path) -> None:
         ("from holdfast.errors import JobFailedError\nraise JobFailedError('lost')", 1, "holdfast: lost\n"),
     ],
 )
-def test_ends_are_those_of_a_cold_start(tmp_path: Path, code: str, exit_code: int, words: str) -> None:
+def test_exit_codes_and_output_match_a_cold_start(tmp_path: Path, code: str, exit_code: int, words: str) -> None:
     async def story(client: ZygoteClient, owner: Owner, zygote: ChildProcess, folder: Path) -> None:
         assert await owner.exit_of(await fork(client, folder, code)) == exit_code
         assert (folder / "output").read_text() == words
@@ -207,7 +207,7 @@ def test_a_traceback_begins_with_the_script(tmp_path: Path, code: str, lines: tu
     play(tmp_path, story)
 
 
-def test_many_forks_are_answered_each(tmp_path: Path) -> None:
+def test_concurrent_fork_requests_each_get_their_own_worker(tmp_path: Path) -> None:
     async def story(client: ZygoteClient, owner: Owner, zygote: ChildProcess, folder: Path) -> None:
         code = "import sys; sys.exit(int(sys.argv[1]))"
         pids = await asyncio.gather(*(fork(client, folder, code, str(number)) for number in range(20)))
@@ -216,7 +216,7 @@ def test_many_forks_are_answered_each(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
-def test_workers_end_with_whoever_asked_for_them_and_others_stay(tmp_path: Path) -> None:
+def test_workers_end_with_their_requester_and_other_workers_survive(tmp_path: Path) -> None:
     async def story(client: ZygoteClient, owner: Owner, zygote: ChildProcess, folder: Path) -> None:
         other_owner = Owner()
         path = str(folder / "zygote.sock")
@@ -234,7 +234,7 @@ def test_workers_end_with_whoever_asked_for_them_and_others_stay(tmp_path: Path)
     play(tmp_path, story)
 
 
-def test_the_end_of_its_lifeline_ends_it_and_its_workers(tmp_path: Path) -> None:
+def test_closing_its_stdin_ends_the_zygote_and_its_workers(tmp_path: Path) -> None:
     async def story(client: ZygoteClient, owner: Owner, zygote: ChildProcess, folder: Path) -> None:
         pid = await fork(client, folder, "import time; time.sleep(1000)")
         assert zygote.stdin is not None
@@ -249,7 +249,7 @@ def test_the_end_of_its_lifeline_ends_it_and_its_workers(tmp_path: Path) -> None
     play(tmp_path, story)
 
 
-def test_a_request_that_is_under_way_when_it_dies_fails(tmp_path: Path) -> None:
+def test_a_pending_request_fails_if_the_zygote_is_killed(tmp_path: Path) -> None:
     async def story(client: ZygoteClient, owner: Owner, zygote: ChildProcess, folder: Path) -> None:
         zygote.send_signal(signal.SIGSTOP)
         asked = asyncio.ensure_future(fork(client, folder, ""))
@@ -261,7 +261,7 @@ def test_a_request_that_is_under_way_when_it_dies_fails(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
-def test_garbage_closes_the_connection_and_harms_nobody(tmp_path: Path) -> None:
+def test_garbage_closes_only_its_own_connection(tmp_path: Path) -> None:
     async def story(client: ZygoteClient, owner: Owner, zygote: ChildProcess, folder: Path) -> None:
         for garbage in (b"\xff\xff\xff\xff", b"\0\0\0\1\xc1", b"\0\0\0\0"):
             reader, writer = await asyncio.open_unix_connection(str(folder / "zygote.sock"))
@@ -274,7 +274,7 @@ def test_garbage_closes_the_connection_and_harms_nobody(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
-def test_a_requester_that_dies_with_an_answer_unread_is_no_news(
+def test_a_requester_that_closes_with_an_unread_reply_prints_nothing(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     async def story(client: ZygoteClient, owner: Owner, zygote: ChildProcess, folder: Path) -> None:
@@ -290,7 +290,7 @@ def test_a_requester_that_dies_with_an_answer_unread_is_no_news(
     assert capfd.readouterr().err == ""
 
 
-def test_what_cannot_be_preloaded_is_left_to_the_scripts(tmp_path: Path) -> None:
+def test_modules_that_cannot_be_preloaded_are_skipped(tmp_path: Path) -> None:
     async def story(client: ZygoteClient, owner: Owner, zygote: ChildProcess, folder: Path) -> None:
         code = "import sys; sys.exit('json' in sys.modules and 'colorsys' in sys.modules)"
         assert await owner.exit_of(await fork(client, folder, code)) == 1
@@ -298,7 +298,7 @@ def test_what_cannot_be_preloaded_is_left_to_the_scripts(tmp_path: Path) -> None
     play(tmp_path, story, preload=("json", "there.is.no.such.module", "colorsys"))
 
 
-def test_the_zygote_has_one_thread_and_workers_have_torch_and_compute(tmp_path: Path) -> None:
+def test_the_zygote_has_one_thread_and_its_workers_can_train(tmp_path: Path) -> None:
     """Importing everything starts no thread, and a forked worker can train immediately."""
     from holdfast.control.link.forking import PRELOAD
 
@@ -320,7 +320,9 @@ sys.exit(0 if loaded else 1)
     play(tmp_path, story, preload=PRELOAD)
 
 
-def test_a_folder_goes_although_others_still_write_into_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_is_removed_even_if_others_still_write_into_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "job"
     folder.mkdir()
     real, times = shutil.rmtree, 0
@@ -351,7 +353,7 @@ def speaking_through(stdout: Path, stderr: Path) -> Iterator[None]:
         yield
 
 
-def test_a_worker_speaks_through_its_requesters_streams(tmp_path: Path) -> None:
+def test_a_worker_prints_to_the_streams_of_its_requester(tmp_path: Path) -> None:
     """Several jobs may share a zygote, and a worker's output belongs to its own job."""
 
     async def story(_client: ZygoteClient, owner: Owner, _zygote: ChildProcess, folder: Path) -> None:
@@ -367,7 +369,7 @@ def test_a_worker_speaks_through_its_requesters_streams(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
-def test_control_does_not_import_torch() -> None:
+def test_the_control_modules_do_not_import_torch() -> None:
     rooms = "holdfast.control.agent.zygote, holdfast.control.agent.node_agent, holdfast.cli"
     code = f"import sys, {rooms}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
