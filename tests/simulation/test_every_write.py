@@ -32,7 +32,7 @@ class CannotStart(AgentMachine):
         raise RuntimeError("no agent starts")
 
 
-def test_schedules_of_one_failure_come_first_then_random_ones_of_all_kinds() -> None:
+def test_schedules_with_one_failure_precede_random_ones() -> None:
     schedules = list(chosen(200, seed=3))
     assert schedules[: len(FIRSTS)] == [one_failure(number) for number in range(len(FIRSTS))]
     assert {family_of(schedule.number) for schedule in schedules[len(FIRSTS) :]} == {
@@ -45,7 +45,7 @@ def test_schedules_of_one_failure_come_first_then_random_ones_of_all_kinds() -> 
     assert schedules == list(chosen(200, seed=3)) != list(chosen(200, seed=4))
 
 
-def test_a_schedule_is_disturbed_at_each_of_its_writes_and_keeps_its_own_crashes() -> None:
+def test_a_schedule_gets_a_crash_at_each_write_and_keeps_its_own_crashes() -> None:
     schedule = next(one for one in map(_random, range(50)) if one.plan.crashes)
     disturbed = list(killed_at_every_write(schedule, power_cut=True))
     cluster = SimCluster(schedule.plan)
@@ -56,7 +56,7 @@ def test_a_schedule_is_disturbed_at_each_of_its_writes_and_keeps_its_own_crashes
     assert schedule.plan == plan_of(schedule.number)
 
 
-def test_each_write_is_tried_with_a_death_and_with_a_power_cut() -> None:
+def test_each_write_is_tested_with_a_crash_and_with_a_power_cut() -> None:
     schedule = one_failure(5)
     cluster = SimCluster(schedule.plan)
     cluster.run()
@@ -65,7 +65,7 @@ def test_each_write_is_tried_with_a_death_and_with_a_power_cut() -> None:
     assert tally.ended["enumerated", EXIT_DONE] == tally.schedules.total()
 
 
-def test_what_fails_is_printed_as_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_crash_is_printed_with_its_replay_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert not writes(1, seed=0, processes=1, parts=Parts(coordinator=CannotTakeOver))
     output = capsys.readouterr().out
     assert "RuntimeError: a coordinator took over" in output
@@ -74,12 +74,12 @@ def test_what_fails_is_printed_as_a_command(capsys: pytest.CaptureFixture[str]) 
     assert "; 0 failed" not in output
 
 
-def test_a_long_run_says_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_long_run_prints_its_progress(capsys: pytest.CaptureFixture[str]) -> None:
     assert not writes(21, seed=0, processes=1, parts=Parts(agent=CannotStart))
     assert capsys.readouterr().err == "20 of 21 schedules, 20 runs failed\n"
 
 
-def test_a_job_that_must_be_done_and_is_not_counts_as_failed() -> None:
+def test_an_unexpected_exit_code_counts_as_a_failure() -> None:
     tally = disturb(one_failure(0))
     tally.run(one_failure(1), must_end=EXIT_DONE + 1)
     assert list(tally.failed) == ["the job ended with an unexpected exit code: done"]

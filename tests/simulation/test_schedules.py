@@ -75,7 +75,7 @@ def run_all(seeds: Iterable[int]) -> list[Outcome]:
     return outcomes
 
 
-def test_a_script_that_never_comes_to_its_loop_ends_the_job_whichever_node_is_first() -> None:
+def test_a_script_that_never_reaches_its_loop_fails_the_job() -> None:
     """No node is quarantined (`wronged` in faults/ends.py), and the job ends with the exception in its reason."""
     numbers = range(FIRST_BEGINNING_SEED, FIRST_BEGINNING_SEED + 100)
     calm = [number for number in numbers if not plan_of(number).faults and not plan_of(number).crashes]
@@ -144,7 +144,7 @@ def test_power_cuts(chunk: int) -> None:
     run_all(range(FIRST_POWER_SEED + chunk, FIRST_POWER_SEED + POWER_SCHEDULES, 4))
 
 
-def test_coordinators_on_an_older_store_end_and_stop_nobody() -> None:
+def test_coordinators_on_an_older_store_end_without_stopping_workers() -> None:
     """The store is restored from a backup while the job trains, and later the newest data returns."""
     found = 0
     for seed in range(FIRST_OUTDATED_SEED, FIRST_OUTDATED_SEED + 24):
@@ -160,7 +160,7 @@ def test_random_schedules_with_a_slow_store(chunk: int) -> None:
     run_all(range(FIRST_SLOW_SEED + chunk, FIRST_SLOW_SEED + SLOW_SCHEDULES, 2))
 
 
-def test_random_schedules_that_their_user_ends() -> None:
+def test_random_schedules_that_a_user_interrupts() -> None:
     """After Ctrl-C at any moment of any schedule the job ends, with its state saved if possible."""
     outcomes = run_all(range(FIRST_INTERRUPTED_SEED, FIRST_INTERRUPTED_SEED + INTERRUPTED_SCHEDULES))
     assert sum(outcome.exit_code == EXIT_INTERRUPTED for outcome in outcomes) > 0.8 * len(outcomes)
@@ -186,7 +186,7 @@ def test_every_enumerated_schedule_has_its_own_number() -> None:
     assert last.faults[0].target != last.faults[1].target
 
 
-def test_schedules_whose_collectives_go_level_by_level() -> None:
+def test_schedules_with_collectives_by_levels() -> None:
     """Ranks fail between two levels of the reduction or of the commit operation."""
     seeds = range(FIRST_LEVEL_SEED, FIRST_LEVEL_SEED + LEVEL_SCHEDULES)
     tally = Tally()
@@ -197,23 +197,23 @@ def test_schedules_whose_collectives_go_level_by_level() -> None:
     assert {FaultKind.KILL_NODE, FaultKind.KILL_WORKER, FaultKind.STOP_NODE, FaultKind.HANG} <= struck
 
 
-def test_a_job_that_has_not_begun_waits_for_a_person_to_undrain_its_node() -> None:
+def test_a_job_that_has_not_begun_waits_until_its_node_is_undrained() -> None:
     """Found by fuzzing: a node without retries is disconnected before the first generation, which needs all nodes."""
     (outcome,) = run_all([13483482278])
     assert outcome.exit_code == EXIT_DONE
 
 
-def test_nodes_that_leave_as_all_workers_are_started_again_have_left_at_once() -> None:
+def test_nodes_that_leave_during_a_full_restart_have_left_at_once() -> None:
     """The next message of another node is too late, because that node may already be expelled."""
     run_all([21366234139])
 
 
-def test_whoever_takes_a_place_has_its_rank_unless_the_world_is_another_anyway() -> None:
+def test_a_replacement_has_the_rank_of_the_replaced_node() -> None:
     """A restarted process joined in the same generation in which a standby took a rank."""
     run_all([23619340484])
 
 
-def test_a_coordinator_that_was_paused_keeps_no_node_from_the_one_that_leads_by_now() -> None:
+def test_a_paused_coordinator_keeps_no_node_from_its_successor() -> None:
     """The job had not begun, so the paused coordinator had nothing to write and never detected its successor."""
     run_all([920572026])
 
@@ -223,7 +223,7 @@ def test_large_schedules() -> None:
     run_all(itertools.takewhile(lambda number: number < FIRST_LARGE_SEED + 3 or time.process_time() < until, numbers))
 
 
-def test_large_plans_have_whole_racks_struck() -> None:
+def test_large_plans_have_faults_of_whole_racks() -> None:
     plans = [large_plan(seed) for seed in range(100)]
     assert {33, 128} <= {plan.nodes for plan in map(large_plan, range(1000))}
     assert any(len(plan.faults) > 16 for plan in plans)

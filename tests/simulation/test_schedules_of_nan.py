@@ -27,7 +27,7 @@ def test_random_schedules() -> None:
 
 
 @pytest.mark.parametrize("every", [100, 1])
-def test_the_newest_checkpoint_is_that_of_the_last_good_step(every: int) -> None:
+def test_the_newest_checkpoint_is_of_the_last_good_step(every: int) -> None:
     """This also holds if each step is saved; skipped steps are not saved."""
     cluster = SimCluster(replace(PLAN, checkpoint_every=every))
     assert cluster.run().exit_code == EXIT_FAILED
@@ -36,7 +36,7 @@ def test_the_newest_checkpoint_is_that_of_the_last_good_step(every: int) -> None
     assert [event.step for event in events if isinstance(event, ev.StepCommitted)][-1] == 6
 
 
-def test_a_failure_between_the_skipped_steps_breaks_no_row() -> None:
+def test_a_failure_between_skipped_steps_does_not_end_their_row() -> None:
     dies = Fault(kind=FaultKind.KILL_NODE, boundary="reducing", step=5, target=2)
     cluster = SimCluster(replace(PLAN, faults=(dies,)))
     assert cluster.run().exit_code == EXIT_FAILED
@@ -46,7 +46,7 @@ def test_a_failure_between_the_skipped_steps_breaks_no_row() -> None:
 
 
 @pytest.mark.parametrize("seed", [36299994086, 36686393424])
-def test_a_loop_that_ends_at_a_swap_does_not_end_the_job_well(seed: int) -> None:
+def test_too_many_skipped_steps_fail_a_loop_that_ends_at_a_swap(seed: int) -> None:
     """Its members never entered the last generation, so the skipped steps were not counted."""
     outcome = SimCluster(plan_of(seed)).run()
     assert outcome.exit_code == EXIT_FAILED, f"python -m tests.simulation replay {seed}"
@@ -54,6 +54,6 @@ def test_a_loop_that_ends_at_a_swap_does_not_end_the_job_well(seed: int) -> None
 
 
 @pytest.mark.parametrize("seed", [36799543111])
-def test_quick_steps_can_end_the_loop_before_the_row_is_judged(seed: int) -> None:
+def test_a_loop_of_short_steps_may_end_before_the_skipped_steps_are_counted(seed: int) -> None:
     """A finished simulated loop does not wait for the checkpoint of the last good step."""
     assert SimCluster(plan_of(seed)).run().exit_code == EXIT_FAILED

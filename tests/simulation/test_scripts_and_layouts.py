@@ -15,7 +15,7 @@ from tests.simulation.schedules.shrinking import failure
     [29_200_000_986, 29_200_000_245, 29_200_000_249, 29_200_002_486, 29_200_000_329, 29_200_000_435],
     ids=["before", "after", "dead", "experts before", "experts after", "experts dead"],
 )
-def test_all_go_back_to_the_layout_before_and_nothing_is_undone(number: int) -> None:
+def test_all_workers_return_to_the_former_layout_without_a_rollback(number: int) -> None:
     cluster = SimCluster(plan_of(number))
     assert failure(cluster) == ""
     events = cluster.world.journal.events

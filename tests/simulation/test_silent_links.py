@@ -35,7 +35,7 @@ def test_random_schedules_of_links(chunk: int) -> None:
     assert {FaultKind.LINK_DOWN, FaultKind.CLOCK_JUMP, FaultKind.CORRUPT_STATE} <= struck
 
 
-def test_whose_link_is_down_for_long_is_left_out_and_comes_back() -> None:
+def test_a_node_with_a_long_link_failure_is_removed_and_rejoins() -> None:
     code, _, events = run(replace(DOWN, duration=6.0))
     assert code == EXIT_DONE
     (failed,) = [event for event in events if isinstance(event, ev.FailureDetected)]
@@ -44,20 +44,20 @@ def test_whose_link_is_down_for_long_is_left_out_and_comes_back() -> None:
     assert not [event for event in events if isinstance(event, ev.RolledBack)]
 
 
-def test_a_link_that_is_down_for_a_moment_only_delays() -> None:
+def test_a_short_link_failure_only_delays() -> None:
     code, _, events = run(replace(DOWN, duration=0.1))
     assert code == EXIT_DONE
     assert [event for event in events if isinstance(event, ev.FailureDetected)] == []
 
 
-def test_a_replica_whose_state_is_another_ends_the_job() -> None:
+def test_a_replica_with_another_state_fails_the_job() -> None:
     code, why, events = run(Fault(kind=FaultKind.CORRUPT_STATE, target=1, boundary="voted", step=6))
     assert (code, "replicas diverged: step 6" in why) == (EXIT_FAILED, True), why
     assert max(event.step for event in events if isinstance(event, ev.StepCommitted)) == 5
 
 
 @pytest.mark.parametrize("seed", [16535743175])
-def test_a_replica_whose_state_is_another_ends_the_job_at_its_last_step_too(seed: int) -> None:
+def test_a_replica_with_another_state_at_the_last_step_fails_the_job(seed: int) -> None:
     """Nodes that joined later had no own state to compare, so the job waited forever for theirs."""
     cluster = SimCluster(link_plan(seed))
     assert not failure(cluster), f"python -m tests.simulation replay {seed}"

@@ -36,7 +36,7 @@ def test_random_schedules_of_slow_nodes(chunk: int) -> None:
     assert min(moved, reported) >= SCHEDULES // 20
 
 
-def test_nobody_is_slow_where_all_take_as_long() -> None:
+def test_no_node_is_a_straggler_if_all_are_equally_fast() -> None:
     for seed in range(3):
         cluster = SimCluster(replace(QUIET, seed=seed))
         assert cluster.run().exit_code == EXIT_DONE
@@ -45,7 +45,7 @@ def test_nobody_is_slow_where_all_take_as_long() -> None:
         ]
 
 
-def test_the_slow_one_is_moved_once_and_stays_a_standby() -> None:
+def test_a_straggler_is_moved_once_and_stays_a_standby() -> None:
     cluster = SimCluster(replace(QUIET, faults=(SLOW,)))
     assert cluster.run().exit_code == EXIT_DONE
     events = cluster.world.journal.events
@@ -59,7 +59,7 @@ def test_the_slow_one_is_moved_once_and_stays_a_standby() -> None:
     assert found.node not in last.members
 
 
-def test_without_a_standby_the_slow_one_computes_fewer_micro_batches_and_steps_take_less() -> None:
+def test_without_a_standby_a_straggler_computes_fewer_micro_batches() -> None:
     cluster = SimCluster(replace(QUIET, micro_batches=16, standbys=0, faults=(SLOW,)))
     assert cluster.run().exit_code == EXIT_DONE
     events = cluster.world.journal.events

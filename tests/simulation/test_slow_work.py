@@ -31,7 +31,7 @@ def test_random_schedules_of_slow_work(chunk: int) -> None:
 
 
 @pytest.mark.parametrize("hold", [False, True], ids=["others compute it", "the same node does"])
-def test_one_process_is_tried_anew_and_then_it_has_its_time(hold: bool) -> None:
+def test_a_slow_process_is_restarted_once_and_then_gets_more_time(hold: bool) -> None:
     cluster = SimCluster(replace(SLOW, hold=hold, max_restarts=1))
     assert cluster.run().exit_code == EXIT_DONE
     events = cluster.world.journal.events

@@ -37,18 +37,18 @@ def lone_sender(seed: int) -> FaultPlan:
 
 
 @pytest.mark.parametrize("seed", [12, 85, 96, 154, 183, 223, *range(300, 330)])
-def test_the_places_of_a_unit_take_a_newer_step_together_or_keep_the_one_before(seed: int) -> None:
+def test_a_replica_group_adopts_a_newer_step_together_or_not_at_all(seed: int) -> None:
     """In the first six schedules one local rank of all replica groups had the newer step, the other the older one."""
     assert failure(SimCluster(lone_sender(seed))) == ""
 
 
 @pytest.mark.parametrize("number", [29_347_309_898])
-def test_as_it_was_found(number: int) -> None:
+def test_a_replica_group_adopts_a_newer_step_in_the_schedule_that_failed(number: int) -> None:
     """One worker of the sending group paused, the other sent its state, then both were replaced."""
     assert failure(SimCluster(plan_of(number))) == ""
 
 
-def test_the_mate_of_a_place_whose_script_has_raised_is_no_copy_of_a_state() -> None:
+def test_a_worker_whose_replica_group_raised_is_not_a_copy_of_the_state() -> None:
     """All workers of one replica group had the step and one raised; in another only one of the same role had it."""
     faults = (
         Fault(kind=FaultKind.STOP_NODE, target=2, duration=1.5, boundary="reduced", step=3),
@@ -70,7 +70,7 @@ def test_the_mate_of_a_place_whose_script_has_raised_is_no_copy_of_a_state() -> 
     assert failure(SimCluster(plan)) == ""
 
 
-def test_what_is_wanted_no_more_when_it_is_asked_is_taken_back_at_once() -> None:
+def test_a_proposal_that_is_no_longer_wanted_is_withdrawn_at_once() -> None:
     """A real process checks while it waits; the simulated one waited until the next order."""
     later, calls = list[Callable[[], object]](), list[str]()
 

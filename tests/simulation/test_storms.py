@@ -35,7 +35,7 @@ def test_random_storms() -> None:
 
 
 @pytest.mark.parametrize("which", range(4), ids=["two hours back", "a bit back", "a bit ahead", "two hours ahead"])
-def test_a_clock_that_jumps_decides_nothing(which: int) -> None:
+def test_a_clock_jump_changes_no_decision(which: int) -> None:
     faults = (replace(JUMP, target=which), CRASH)
     cluster = SimCluster(FaultPlan(seed=5, nodes=3, start_nodes=3, steps=8, start_spread=0.0, faults=faults))
     assert cluster.run().exit_code == EXIT_DONE

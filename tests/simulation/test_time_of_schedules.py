@@ -63,7 +63,7 @@ def waited(events: Sequence[AnyEvent]) -> float:
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"large"}))
-def test_every_event_can_be_explained_and_is_part_of_one_story(family: str) -> None:
+def test_every_event_can_be_explained_and_belongs_to_one_episode(family: str) -> None:
     rng = Random(f"explain {family}")
     for number in [rng.choice(FAMILIES[family]) for _ in range(2)]:
         cluster = SimCluster(plan_of(number))

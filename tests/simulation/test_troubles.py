@@ -46,7 +46,9 @@ def faults_told(cluster: SimCluster) -> list[msg.Complaint]:
 
 
 @pytest.mark.parametrize(("other", "apart"), [(None, {(A, B), (A, C)}), (frozenset({B}), {(A, B)})])
-def test_a_partition_keeps_a_side_from_all_others_or_from_one(other: frozenset[str] | None, apart: set[Any]) -> None:
+def test_a_partition_separates_a_side_from_all_others_or_from_one(
+    other: frozenset[str] | None, apart: set[Any]
+) -> None:
     plane, timeline, healed = DataPlane(), Timeline(), []
     plane.part(timeline, Partition(frozenset({A}), other), heals_after_s=1.0)
     pairs = [(A, B), (A, C), (B, C)]
@@ -71,7 +73,7 @@ class Member(Process):
         raise AssertionError("an operation failed although no member died")
 
 
-def test_a_collective_waits_until_all_reach_each_other() -> None:
+def test_a_collective_waits_until_all_members_reach_each_other() -> None:
     plane, timeline, members = DataPlane(), Timeline(), [Member(node) for node in (A, B, C)]
     plan = msg.GenerationPlan(
         term=1, generation=1, members=tuple(msg.Member(worker=m.id, host="h", state_port=1) for m in members)
@@ -89,7 +91,7 @@ def test_a_collective_waits_until_all_reach_each_other() -> None:
     assert all(member.values == [3] for member in members)
 
 
-def test_what_cannot_get_through_fails_after_its_time_and_goes_on_once_healed() -> None:
+def test_a_long_partition_makes_collectives_time_out() -> None:
     cluster = run(Fault(kind=FaultKind.PARTITION, boundary="reducing", step=2, duration=4.0))
     first = faults_told(cluster)[0]
     assert first.timed_out
@@ -103,7 +105,7 @@ def test_a_short_partition_only_delays() -> None:
     assert events(cluster, ev.FailureDetected) == []
 
 
-def test_a_deaf_listener_reports_late() -> None:
+def test_a_worker_with_a_delayed_listener_reports_late() -> None:
     cluster = run(
         Fault(kind=FaultKind.LAG_LISTENER, time=0.6, target=0, duration=1.5),
         Fault(kind=FaultKind.KILL_NODE, time=0.6, target=1),
@@ -115,7 +117,7 @@ def test_a_deaf_listener_reports_late() -> None:
 
 
 @pytest.mark.parametrize("kind", [FaultKind.LAG_UP, FaultKind.LAG_DOWN])
-def test_one_direction_that_is_held_up(kind: FaultKind) -> None:
+def test_a_delay_in_one_direction(kind: FaultKind) -> None:
     """A node with late outgoing messages is lost like a silent node; late incoming messages only delay."""
     cluster = run(Fault(kind=kind, time=0.6, target=1, duration=2.5), steps=40)
     lost = [event for event in events(cluster, ev.FailureDetected) if event.kind == "lease_expired"]
@@ -123,7 +125,7 @@ def test_one_direction_that_is_held_up(kind: FaultKind) -> None:
 
 
 @pytest.mark.parametrize(("target", "node"), [(0, "n0"), (1, "n1")])
-def test_a_hung_thread_is_told_of_after_its_time(target: int, node: str) -> None:
+def test_a_hung_thread_is_detected_after_its_limit(target: int, node: str) -> None:
     """Its agent ends the process, or the coordinator is informed and restarts the node."""
     cluster = run(Fault(kind=FaultKind.HANG, boundary="reducing", step=2, target=target, duration=0.7))
     (failure,) = [event for event in events(cluster, ev.FailureDetected) if event.kind == "hang"]
@@ -131,7 +133,7 @@ def test_a_hung_thread_is_told_of_after_its_time(target: int, node: str) -> None
     assert failure.node == node
 
 
-def test_a_full_disk_keeps_no_checkpoint_and_a_slow_one_keeps_it_late() -> None:
+def test_a_full_disk_loses_checkpoints_and_a_slow_one_delays_them() -> None:
     full = run(
         Fault(kind=FaultKind.FULL_DISK, time=0.0, target=0, duration=60.0), checkpoint_every=1, nodes=1, start_nodes=1
     )
@@ -155,12 +157,12 @@ def said_twice(seed: int) -> int:
     return len(written) - len(set(written))
 
 
-def test_a_power_cut_takes_what_is_not_on_disk() -> None:
+def test_a_power_cut_loses_events_that_are_not_on_disk() -> None:
     assert sum(said_twice(seed) > 0 for seed in range(32)) > 7
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_slow_store_holds_up_what_is_told_and_what_is_heard(seed: int) -> None:
+def test_no_message_is_handled_or_sent_during_a_slow_write(seed: int) -> None:
     slow = Fault(kind=FaultKind.SLOW_STORE, time=0.0, duration=2.0)
     kill = Fault(kind=FaultKind.KILL_NODE, boundary="reducing", step=2, target=1)
     cluster = run(slow, kill, seed=seed, steps=20)
@@ -172,7 +174,7 @@ def test_a_slow_store_holds_up_what_is_told_and_what_is_heard(seed: int) -> None
     assert {doings[place + 1] for place in writes} == {"has written"}
 
 
-def test_a_write_on_its_way_arrives_after_its_coordinator_s_death_or_never() -> None:
+def test_a_pending_write_succeeds_after_the_coordinators_death_or_never() -> None:
     """In both cases the next coordinator continues from the stored record, and the job finishes."""
     slow = Fault(kind=FaultKind.SLOW_STORE, time=0.0, duration=1.0)
     crash = Fault(kind=FaultKind.CRASH_COORDINATOR, time=0.3, duration=0.01)
@@ -188,7 +190,7 @@ def test_a_write_on_its_way_arrives_after_its_coordinator_s_death_or_never() -> 
     assert {True, False} <= set(arrived)
 
 
-def test_too_few_slots_make_those_who_are_left_wait() -> None:
+def test_a_job_with_too_few_expert_slots_waits() -> None:
     kill = Fault(kind=FaultKind.KILL_NODE, time=0.6, target=0)
     back = Fault(kind=FaultKind.RETURN, time=1.6, target=0)
     cluster = run(kill, back, nodes=2, start_nodes=2, steps=20, checkpoint_every=1, experts=4, slots=2)
@@ -196,7 +198,7 @@ def test_too_few_slots_make_those_who_are_left_wait() -> None:
     assert (waiting.nodes, waiting.expert_slots) == (1, 2)
 
 
-def test_a_unit_that_follows_is_not_taken_for_the_one_that_has_gone() -> None:
+def test_a_new_replica_group_is_not_mistaken_for_the_lost_one() -> None:
     # n1 returns while n0 waits for it; one new process attaches before its old processes are known to be dead.
     drawn = layout_plan(5130)
     assert [fault.kind for fault in drawn.faults[:2]] == [FaultKind.HANG, FaultKind.CUT]

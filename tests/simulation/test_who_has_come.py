@@ -10,6 +10,6 @@ from tests.simulation.schedules.shrinking import failure
 
 
 @pytest.mark.parametrize("number", [29_138_771_303])
-def test_who_was_to_be_told_of_as_all_workers_were_replaced_is_told_of_later(number: int) -> None:
+def test_a_node_that_joins_during_a_full_restart_is_emitted_later(number: int) -> None:
     """Its report waited for others that arrived at the same time, and was dropped with its first connection."""
     assert failure(SimCluster(plan_of(number))) == ""
