@@ -11,7 +11,7 @@ from planning_cases import PROPERTY
 from holdfast.planning.balance.eplb import EplbShape, eplb
 
 
-def test_the_published_example_comes_out() -> None:
+def test_the_result_equals_the_published_example() -> None:
     # The example of EPLB's page: 2 layers, 12 experts in 4 groups, 16 replicas on 2 nodes of 4 GPUs.
     loads = np.array(
         [[90, 132, 40, 61, 104, 165, 39, 4, 73, 56, 183, 86], [20, 107, 104, 64, 19, 197, 187, 157, 172, 86, 16, 27]],

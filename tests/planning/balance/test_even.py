@@ -22,7 +22,7 @@ def patterns(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 @given(patterns())
-def test_what_survives_stays_the_same(case: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
+def test_balancing_does_not_lower_the_recovery_probability(case: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
     pattern, idle, slots = case
     evened = balance_sets(pattern, idle, slots)
     assert (evened.sum(axis=0) <= slots).all()
@@ -34,7 +34,7 @@ def test_what_survives_stays_the_same(case: tuple[np.ndarray, np.ndarray, np.nda
     assert np.ptp(idle @ evened) <= np.ptp(idle @ pattern) + 1e-9
 
 
-def test_idleness_is_what_a_replica_lacks_of_the_average() -> None:
+def test_idleness_is_the_difference_from_the_average_tokens_per_replica() -> None:
     loads, replicas = np.array([[10.0, 30.0, 40.0], [10.0, 30.0, 40.0]]), np.array([[2, 2, 4], [4, 2, 2]])
     # Tokens per replica by rank are 5, 15, 10 and, with ties by number, 15, 20, 2.5. The average is 10 in both layers.
     by_rank = np.array([[0, 1, 2], [1, 2, 0]])

@@ -20,7 +20,7 @@ NOTHING = {"name": "", "counts": np.zeros((1, 1, 3), dtype=np.int64)}
 
 @settings(PROPERTY, max_examples=80)
 @given(problem=problems())
-def test_every_expert_takes_a_row_that_it_has_replicas_for(problem):
+def test_every_expert_gets_a_row_that_its_replicas_can_fill(problem):
     pattern = trim_pattern(common_pattern(Mro().place(problem), problem.by_rank), problem.fault_threshold)
     assume(pattern.any(axis=1).all())  # The search completes a pattern with an empty row first.
     work = np.random.default_rng(0).random(problem.replicas.shape)
@@ -45,7 +45,7 @@ def test_swapped_rows_never_make_the_busiest_node_busier(problem):
 
 @settings(PROPERTY, max_examples=80)
 @given(problem=problems())
-def test_swapped_replicas_keep_what_is_needed_and_every_experts_hosts(problem):
+def test_swapped_replicas_keep_needed_replicas_and_the_number_of_hosts(problem):
     counts = strategy_named("spread").place(problem)
     work = np.random.default_rng(2).random(problem.replicas.shape)
     needed = (counts > 0) & (np.random.default_rng(3).random(counts.shape) < 0.3)
@@ -62,7 +62,7 @@ def zipf(layers: int, experts: int, exponent: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("experts", "nodes", "slots", "exponent"), [(32, 8, 8, 0.8), (256, 32, 16, 0.5)])
-def test_f_replicas_each_are_even_at_the_same_recovery(experts, nodes, slots, exponent):
+def test_the_best_strategy_balances_work_at_the_recovery_of_mro(experts, nodes, slots, exponent):
     # Heaviest first with anti-affinity reaches 1.10 and 1.12 here. MRO reaches 1.43 on average, and 1.74 in the worst
     # layer.
     loads = zipf(4, experts, exponent)
@@ -75,7 +75,7 @@ def test_f_replicas_each_are_even_at_the_same_recovery(experts, nodes, slots, ex
     assert busiest_over_mean(best, loads.astype(float)).max() <= 1.06
 
 
-def test_a_threshold_that_is_out_of_reach_must_pay_off():
+def test_a_lower_threshold_is_chosen_if_the_asked_one_costs_too_much():
     loads, slots = zipf(2, 256, 0.5), np.full(32, 9)
     plan = make_plan(loads, slots, fault_threshold=2, strategy=strategy_named("best"))
     assert isinstance(plan, Plan)
@@ -98,7 +98,7 @@ def options() -> list[Option]:
     ]
 
 
-def test_the_front_has_whatever_some_weight_may_choose():
+def test_the_front_contains_each_option_that_some_weight_chooses():
     front = select_pareto(options())
     assert [option.name for option in front] == ["even", "between", "safe"]
     once = np.array([0.0, 1.0, 0.0, 0.0])
@@ -112,7 +112,7 @@ def test_the_front_has_whatever_some_weight_may_choose():
         assert choose_by_weight(options(), weight, once).name == name
 
 
-def test_of_equal_options_the_first_stays():
+def test_the_first_of_equal_options_is_chosen():
     first, second = options()[0], options()[0]
     assert select_pareto([first, second]) == [first]
     assert choose_by_weight([first, second], 1.0, None) is first

@@ -31,7 +31,7 @@ def test_the_busiest_node_is_the_one_with_the_most_shares(problem, seed):
         assert found == pytest.approx(max(shares @ counts[layer][:, node] for node in range(problem.nodes)))
 
 
-def test_an_expert_without_a_home_takes_for_ever_and_no_load_is_even():
+def test_an_expert_without_a_host_has_infinite_work_and_no_load_is_even():
     nowhere = COUNTS.copy()
     nowhere[0, 2] = 0
     assert np.isinf(busiest_tokens(nowhere, np.array([[1.0, 1.0, 1.0]]))).all()

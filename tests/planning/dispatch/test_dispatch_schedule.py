@@ -42,7 +42,7 @@ def matrix(schedule, ranks):
 
 @PROPERTY
 @given(cases())
-def test_every_token_is_sent_once_local_ones_first_and_rows_meet_columns(case):
+def test_every_token_is_sent_once_and_local_replicas_come_first(case):
     tokens, replicas = case
     ranks = tokens.shape[1]
     for scheme in schemes(ranks):
@@ -99,7 +99,7 @@ def test_no_replica_computes_more_than_its_share(case):
 
 @PROPERTY
 @given(cases())
-def test_nodes_settle_all_they_can_among_themselves(case):
+def test_the_node_interval_sends_as_many_tokens_as_possible_within_nodes(case):
     tokens, replicas = case
     ranks = tokens.shape[1]
     node_of = np.arange(ranks) // 2
@@ -148,7 +148,7 @@ def test_proportional_splits_evenly_over_equal_hosts():
     assert row.tolist() == [[0, 0, 200, 200, 0, 0]]
 
 
-def test_left_over_tokens_do_not_all_land_on_one_rank():
+def test_remaining_tokens_are_spread_over_the_ranks():
     tokens = np.full((64, 4), 1)
     tokens[:, 3] = 2
     capacities = replica_capacities(tokens, np.ones((64, 4), dtype=int))
@@ -200,7 +200,7 @@ def test_minmax_counts_beyond_32_bits(case, times):
     assert capacities.sum(axis=0).max() == worst
 
 
-def test_bad_tables_are_named():
+def test_invalid_tables_are_refused():
     with pytest.raises(BadInputError, match="expert 1 has 3 tokens but no replica"):
         dispatch_schedule(np.array([[1], [3]]), np.array([[1], [0]]), Interval())
     with pytest.raises(BadInputError, match=r"must be \[experts, ranks\]"):

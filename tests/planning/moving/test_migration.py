@@ -28,7 +28,7 @@ def moves(held, counts) -> int:
 
 @PROPERTY
 @given(problem=problems(most_nodes=5, uneven=False), seed=st.integers(0, 99))
-def test_roles_move_as_few_experts_as_the_best_permutation(problem, seed):
+def test_roles_move_the_fewest_experts_possible(problem, seed):
     planned = strategy_named("mro").place(problem)
     held = np.random.default_rng(seed).integers(0, 2, planned.shape)
     migration = plan_migration(held, planned)
@@ -46,7 +46,7 @@ def test_roles_stay_within_their_kind(problem, seed):
     np.testing.assert_array_equal(problem.slots[roles], problem.slots)
 
 
-def testgreedy_roles_are_a_permutation_near_the_optimum():
+def test_greedy_roles_are_a_permutation_near_the_optimum():
     rng = np.random.default_rng(5)
     held, planned = rng.integers(0, 2, (2, 1, 40, 30))
     kept = _kept_copies(held, planned)
@@ -66,7 +66,7 @@ def test_an_unchanged_plan_moves_nothing():
 
 @PROPERTY
 @given(problem=problems(), seed=st.integers(0, 99))
-def test_transfers_bring_exactly_what_is_missing_from_those_who_have_it(problem, seed):
+def test_transfers_bring_exactly_the_missing_experts_from_their_hosts(problem, seed):
     wanted = strategy_named("mro").place(problem)
     held = np.random.default_rng(seed).integers(0, 2, wanted.shape)
     transfers, lost = plan_transfers(held, wanted)
@@ -124,7 +124,7 @@ def test_workers_share_their_node_evenly(problem, seed):
 
 @PROPERTY
 @given(problem=problems(most_nodes=3), seed=st.integers(0, 99))
-def test_workers_keep_what_they_hold_where_they_can(problem, seed):
+def test_workers_keep_the_experts_that_they_hold(problem, seed):
     counts = strategy_named("mro").place(problem)
     workers = np.full(problem.nodes, 3)
     dealt = split_over_workers(counts, workers)
@@ -133,7 +133,7 @@ def test_workers_keep_what_they_hold_where_they_can(problem, seed):
     assert moves(held, split_over_workers(counts, workers, held)) == 0
 
 
-def test_workers_are_served_from_their_own_node_where_it_has_a_copy():
+def test_workers_receive_from_their_own_node_if_it_has_a_copy():
     held = np.array([[[1, 0, 1, 0]]])
     wanted = np.array([[[1, 1, 1, 1]]])
     transfers, _ = plan_transfers(held, wanted, node_of=np.array([0, 0, 1, 1]))

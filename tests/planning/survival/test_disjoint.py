@@ -28,7 +28,7 @@ def sets_of(sizes: list[int], nodes: int) -> np.ndarray:
 
 @settings(PROPERTY, max_examples=60)
 @given(sizes=SIZES, further=st.integers(0, 5), share=st.floats(0, 1))
-def test_the_shares_are_those_of_a_sweep(sizes, further, share):
+def test_the_shares_equal_those_of_a_sweep(sizes, further, share):
     nodes = sum(sizes) + further
     most_lost = max(round(share * nodes), 1)
     found, swept = losses_of_disjoint(np.array(sizes), nodes, most_lost), sweep(sets_of(sizes, nodes), most_lost, 10**9)
@@ -39,7 +39,7 @@ def test_the_shares_are_those_of_a_sweep(sizes, further, share):
 
 @settings(PROPERTY, max_examples=60)
 @given(few=SIZES, many=SIZES)
-def test_never_worse_is_never_worse(few, many):
+def test_survives_no_less_implies_no_higher_share_of_fatal_losses(few, many):
     nodes = sum(few) + sum(many)
     if survives_no_less(np.array(few), np.array(many)):
         one, other = (losses_of_disjoint(np.array(sizes), nodes, nodes).fatal for sizes in (few, many))
@@ -47,13 +47,13 @@ def test_never_worse_is_never_worse(few, many):
     assert survives_no_less(np.array(few), np.array(few))
 
 
-def test_never_worse_looks_at_numbers_and_sizes():
+def test_survives_no_less_compares_numbers_and_sizes():
     assert survives_no_less(np.array([2, 4]), np.array([3, 2, 2]))
     assert not survives_no_less(np.array([2, 2, 4]), np.array([3, 2]))
     assert not survives_no_less(np.array([1, 9]), np.array([2, 2]))
 
 
-def test_sets_that_share_a_node_are_told_and_some_share_none():
+def test_overlapping_sets_have_no_disjoint_sizes():
     sets = np.array([[1, 1, 0, 0, 0], [0, 1, 1, 0, 0], [0, 0, 0, 1, 1]], dtype=bool)
     assert disjoint_sizes(sets) is None
     assert disjoint_sizes(sets[[0, 2]]).tolist() == [2, 2]

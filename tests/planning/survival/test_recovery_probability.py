@@ -71,7 +71,7 @@ def ring_curve(nodes: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("nodes", [24, 400])
-def test_a_ring_is_exact_in_whatever_order_its_nodes_come(nodes):
+def test_a_ring_is_exact_in_any_order_of_its_nodes(nodes):
     ring = np.eye(nodes, dtype=int) + np.roll(np.eye(nodes, dtype=int), 1, axis=1)
     for order in (np.arange(nodes), np.random.default_rng(0).permutation(nodes)):
         curve = recovery_curve(ring[:, order])
@@ -89,7 +89,7 @@ def curve(entangled: np.ndarray) -> RecoveryCurve:
     return recovery_curve(entangled.astype(int), samples=4000)
 
 
-def test_entangled_hosts_are_exact_for_few_lost_nodes_and_sampled_within_their_interval_beyond(entangled, curve):
+def test_entangled_hosts_are_exact_for_few_losses_and_sampled_beyond(entangled, curve):
     assert not curve.exact
     known = np.flatnonzero(curve.low != curve.high)[0]
     assert known > 3
@@ -105,7 +105,7 @@ def test_bounds_of_fatal_losses_hold_the_sampled_curve(entangled, curve):
     assert (bounds.most >= 1 - curve.high - 1e-9).all()
 
 
-def test_rare_losses_are_told_apart_where_recovery_rounds_to_one():
+def test_rare_losses_are_distinguished_although_recovery_rounds_to_one():
     # With two sets of eight of 1,000 nodes, or one, recovery of 8 lost nodes is 1 - 8e-20 or 1 - 4e-20: 1.0 in floats.
     hosts = np.zeros((2, 1000), dtype=bool)
     hosts[0, :8] = hosts[1, 8:16] = True
