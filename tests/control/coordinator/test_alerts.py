@@ -51,7 +51,7 @@ def handed_on(alert: str, *events: ActionRequested, longest_s: float = 20.0, pat
     asyncio.run(send_all())
 
 
-def test_a_program_gets_each_event_as_a_line_of_json(tmp_path: Path) -> None:
+def test_a_program_receives_each_event_as_a_json_line(tmp_path: Path) -> None:
     handed_on(f"tee -a '{tmp_path}/it is here'", request(1), request(2))
     lines = [json.loads(line) for line in (tmp_path / "it is here").read_text().splitlines()]
     assert [line["about_seq"] for line in lines] == [1, 2]
@@ -59,7 +59,7 @@ def test_a_program_gets_each_event_as_a_line_of_json(tmp_path: Path) -> None:
     assert lines[0]["why"] == request().why, "the words must not pass through a shell"
 
 
-def test_a_program_gets_none_of_our_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_of_a_program_contains_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TOKEN, "x6q0")
     script = tmp_path / "print_environment"
     script.write_text(f"#!/bin/sh\nenv > {tmp_path}/out\n")
@@ -78,7 +78,7 @@ def test_a_program_gets_none_of_our_secrets(tmp_path: Path, monkeypatch: pytest.
         ("http://127.0.0.1:9/hook?key=secret", "127.0.0.1: ConnectError"),
     ],
 )
-def test_one_that_fails_is_logged(alert: str, expected: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_alert_is_logged(alert: str, expected: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, LOGGER):
         handed_on(alert, request(), request(8))
     first, second = (record.getMessage() for record in caplog.records)
@@ -88,9 +88,7 @@ def test_one_that_fails_is_logged(alert: str, expected: str, caplog: pytest.LogC
     assert "secret" not in first
 
 
-def test_one_that_hangs_is_killed_with_all_that_it_has_started(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_hanging_alert_program_is_killed_with_its_children(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     script = tmp_path / "hangs"
     script.write_text(f"#!/bin/sh\nsleep 600 &\necho $! $$ > {tmp_path}/pids\nwait\n")
     script.chmod(0o755)
@@ -104,14 +102,14 @@ def test_one_that_hangs_is_killed_with_all_that_it_has_started(
             os.close(descriptor)
 
 
-def test_a_program_that_complains_without_end_does_not_fill_our_memory(caplog: pytest.LogCaptureFixture) -> None:
+def test_unlimited_stderr_of_an_alert_program_is_truncated(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, LOGGER):
         handed_on("sh -c 'head -c 3000000 /dev/zero | tr \"\\0\" x >&2; exit 1'", request())
     (record,) = caplog.records
     assert len(record.getMessage()) < 700
 
 
-def test_telling_never_waits_and_keeps_a_few(caplog: pytest.LogCaptureFixture) -> None:
+def test_enqueuing_never_blocks_and_drops_the_oldest_alerts(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, LOGGER):
         handed_on("sleep 600", *(request(number) for number in range(MOST_WAITING + 2)), patience_s=0.1)
     logged = [record.getMessage() for record in caplog.records]
@@ -122,7 +120,7 @@ def test_telling_never_waits_and_keeps_a_few(caplog: pytest.LogCaptureFixture) -
     ]
 
 
-def test_without_an_alert_nothing_is_done() -> None:
+def test_events_are_ignored_without_an_alert() -> None:
     handed_on("", request())
 
 
@@ -150,7 +148,7 @@ def hook() -> Iterator[str]:
         thread.join()
 
 
-def test_a_webhook_gets_each_event(hook: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_webhook_receives_each_event(hook: str, caplog: pytest.LogCaptureFixture) -> None:
     handed_on(hook, request(1), request(2))
     assert [received["about_seq"] for received in _Hook.received] == [1, 2]
     _Hook.answer = 500
@@ -172,12 +170,12 @@ def test_a_webhook_gets_each_event(hook: str, caplog: pytest.LogCaptureFixture) 
         ("http://host:port/", "it is not a URL"),
     ],
 )
-def test_what_could_never_work_is_refused(alert: str, complaint: str) -> None:
+def test_an_unusable_alert_is_refused(alert: str, complaint: str) -> None:
     with pytest.raises(BadInputError, match="--alert is ") as caught:
         check_alert("--alert", alert)
     assert complaint in str(caught.value)
 
 
 @pytest.mark.parametrize("alert", ["", "cat", "HTTPS://hooks.example.com/T0/B0?x=1", "http://[::1]:80/"])
-def test_what_may_work_is_taken(alert: str) -> None:
+def test_a_usable_alert_is_accepted(alert: str) -> None:
     check_alert("--alert", alert)

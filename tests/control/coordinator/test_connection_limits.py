@@ -95,7 +95,7 @@ def play(story: Callable[[Door], Awaitable[None]], **limits: float) -> None:
     asyncio.run(run())
 
 
-def test_the_oldest_stranger_gives_way() -> None:
+def test_the_oldest_unauthenticated_connection_is_dropped_at_the_limit() -> None:
     async def story(door: Door) -> None:
         visitors = [await door.come() for _ in range(6)]
         for visitor in visitors[:2]:
@@ -105,7 +105,7 @@ def test_the_oldest_stranger_gives_way() -> None:
     play(story)
 
 
-def test_who_has_shown_the_token_takes_no_place() -> None:
+def test_authenticated_connections_do_not_count_toward_the_limit() -> None:
     async def story(door: Door) -> None:
         known = [await door.come(known=True) for _ in range(10)]
         strangers = [await door.come() for _ in range(5)]
@@ -115,7 +115,7 @@ def test_who_has_shown_the_token_takes_no_place() -> None:
     play(story)
 
 
-def test_the_address_with_most_strangers_gives_way() -> None:
+def test_the_address_with_the_most_unauthenticated_connections_loses_some() -> None:
     async def story(door: Door) -> None:
         quiet = await door.come("127.0.0.2")
         crowd = [await door.come("127.0.0.3") for _ in range(20)]
@@ -127,7 +127,7 @@ def test_the_address_with_most_strangers_gives_way() -> None:
     play(story)
 
 
-def test_who_is_late_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
+def test_unauthenticated_connections_are_dropped_after_a_timeout(caplog: pytest.LogCaptureFixture) -> None:
     async def story(door: Door) -> None:
         known, *strangers = [await door.come(known=place == 0) for place in range(4)]
         for visitor in strangers:
@@ -140,7 +140,7 @@ def test_who_is_late_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.messages[1].startswith("2 more like this")
 
 
-def test_who_came_at_once_does_not_go_at_once() -> None:
+def test_connections_that_arrived_together_are_dropped_at_different_times() -> None:
     """Clients that are dropped together would reconnect together, forever."""
 
     async def story(door: Door) -> None:
@@ -159,7 +159,7 @@ def test_who_came_at_once_does_not_go_at_once() -> None:
     play(story, pending=40, seconds=2.0)
 
 
-def test_nobody_is_dropped_before_it_could_speak() -> None:
+def test_new_connections_wait_so_that_earlier_ones_can_authenticate() -> None:
     """Later connections wait in the kernel meanwhile."""
 
     async def story(door: Door) -> None:
@@ -175,7 +175,7 @@ def test_nobody_is_dropped_before_it_could_speak() -> None:
     play(story, a_second=8.0)
 
 
-def test_a_place_that_was_left_is_free() -> None:
+def test_a_closed_connection_frees_its_slot() -> None:
     async def story(door: Door) -> None:
         stays = await door.come()
         for _ in range(20):
@@ -187,7 +187,7 @@ def test_a_place_that_was_left_is_free() -> None:
     play(story)
 
 
-def test_it_takes_nobody_once_it_is_closed() -> None:
+def test_a_closed_limiter_accepts_no_connections() -> None:
     async def run() -> None:
         door = Door(ConnectionLimits())
         with door.keeper.accepting():
@@ -202,7 +202,7 @@ def test_it_takes_nobody_once_it_is_closed() -> None:
     asyncio.run(run())
 
 
-def test_a_job_of_more_nodes_than_can_be_connected_is_told_so_before_it_begins() -> None:
+def test_a_job_with_more_nodes_than_can_connect_is_refused_at_the_start() -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (1104, before[1]))
     try:

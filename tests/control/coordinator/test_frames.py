@@ -16,7 +16,7 @@ LONG = st.builds(Frame, st.just(Opcode.BINARY), st.sampled_from([b"x" * size for
 
 @settings(deadline=None)
 @given(st.lists(SHORT | LONG, max_size=6), st.lists(st.integers(1, 400), max_size=200))
-def test_where_frames_end_is_known_however_they_come(frames: list[Frame], cuts: list[int]) -> None:
+def test_frame_ends_are_detected_however_the_stream_is_split(frames: list[Frame], cuts: list[int]) -> None:
     whole = [frame.serialize(mask=bool(number % 3)) for number, frame in enumerate(frames)]
     ends = {sum(map(len, whole[:number])) for number in range(len(whole) + 1)}
     data, at, follows = b"".join(whole), 0, FrameTracker()
@@ -27,7 +27,7 @@ def test_where_frames_end_is_known_however_they_come(frames: list[Frame], cuts: 
 
 
 @given(st.binary(min_size=1, max_size=125))
-def test_a_short_message_is_read_as_it_was_sent(message: bytes) -> None:
+def test_a_short_message_is_decoded_unchanged(message: bytes) -> None:
     frame = Frame(Opcode.BINARY, message).serialize(mask=True)
     assert decode_short_frame(frame) == message
     assert decode_short_frame(frame + b"\0") is None, "the data is longer than this frame"
@@ -38,7 +38,7 @@ def test_a_short_message_is_read_as_it_was_sent(message: bytes) -> None:
 
 
 @given(st.binary(max_size=200))
-def test_what_is_anything_else_is_left_to_the_parser(data: bytes) -> None:
+def test_other_data_is_left_to_the_parser(data: bytes) -> None:
     message = decode_short_frame(data)
     if message is not None:
         assert data[:2] == bytes([0x82, 0x80 | len(message)])
@@ -48,7 +48,7 @@ def test_what_is_anything_else_is_left_to_the_parser(data: bytes) -> None:
 
 
 @given(st.lists(st.integers(1, 3 * LARGE_BYTES), max_size=6))
-def test_what_is_read_is_what_came_and_much_of_it_takes_few_reads(sizes: list[int]) -> None:
+def test_the_read_buffer_returns_all_data_in_few_reads(sizes: list[int]) -> None:
     buffer = ReadBuffer()
     for size in sizes:
         came, got, reads = os.urandom(size), b"", 0

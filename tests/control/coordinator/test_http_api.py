@@ -32,7 +32,7 @@ def coordinator(tmp_path: Path) -> Iterator[CoordinatorProcess]:
         yield running
 
 
-def test_status_tells_who_is_there(coordinator: CoordinatorProcess) -> None:
+def test_the_status_lists_nodes_and_workers(coordinator: CoordinatorProcess) -> None:
     with coordinator.agent() as agent, coordinator.client() as client:
         send_message(agent, hello("n0"))
         assert isinstance(receive_message(agent), Welcome)
@@ -53,7 +53,7 @@ def test_status_tells_who_is_there(coordinator: CoordinatorProcess) -> None:
     assert [(worker["worker"], worker["pid"], worker["rank"]) for worker in node["workers"]] == [("n0/0/ab", 2, None)]
 
 
-def test_events_come_as_lines_and_can_be_waited_for(coordinator: CoordinatorProcess) -> None:
+def test_events_are_json_lines_and_can_be_followed(coordinator: CoordinatorProcess) -> None:
     with coordinator.client() as client:
         (first,) = client.events()
         assert isinstance(first, JobStarted)
@@ -95,7 +95,7 @@ def test_a_fault_reaches_the_agent(coordinator: CoordinatorProcess) -> None:
         assert fault.fault == "kill"
 
 
-def test_what_cannot_be_done_is_said(coordinator: CoordinatorProcess) -> None:
+def test_impossible_requests_are_refused_with_a_reason(coordinator: CoordinatorProcess) -> None:
     with coordinator.client() as client:
         with pytest.raises(UnreachableError, match="no node 'ghost'"):
             client.inject("kill", "ghost")
@@ -117,7 +117,7 @@ def test_faults_are_refused_unless_allowed(tmp_path: Path) -> None:
         assert client.status()["job"] == "j"
 
 
-def test_the_launcher_hears_of_wishes_for_nodes(coordinator: CoordinatorProcess) -> None:
+def test_the_launcher_receives_node_requests(coordinator: CoordinatorProcess) -> None:
     with coordinator.client() as client, coordinator.client() as launcher:
         assert launcher.node_requests(0, wait_s=0) == []
         received: list[list[tuple[int, int]]] = []
@@ -132,13 +132,13 @@ def test_the_launcher_hears_of_wishes_for_nodes(coordinator: CoordinatorProcess)
         assert launcher.node_requests(0, wait_s=0) == [(first, 2), (second, 1)]
 
 
-def test_a_launcher_need_not_have_asked_yet(tmp_path: Path) -> None:
+def test_node_requests_are_accepted_before_the_launcher_connects(tmp_path: Path) -> None:
     with CoordinatorProcess(tmp_path, launched=True) as coordinator, coordinator.client() as client:
         number = client.add_nodes()
         assert client.node_requests(0, wait_s=0) == [(number, 1)]
 
 
-def test_several_who_wait_for_nodes_all_hear(coordinator: CoordinatorProcess) -> None:
+def test_all_waiting_clients_receive_a_node_request(coordinator: CoordinatorProcess) -> None:
     received: list[list[tuple[int, int]]] = []
 
     def wait() -> None:
@@ -172,7 +172,7 @@ PATHS = [
 
 
 @pytest.mark.parametrize("header", ["", "Bearer", "Bearer wrong", "Basic {token}", "bearer {token}", "Bearer {token}x"])
-def test_without_the_token_nothing_is_answered(shared: CoordinatorProcess, header: str) -> None:
+def test_requests_without_the_token_are_refused(shared: CoordinatorProcess, header: str) -> None:
     headers = {"Authorization": header.format(token=shared.entry.token)} if header else {}
     with httpx.Client(base_url=shared.entry.url, trust_env=False, timeout=PATIENCE_S) as client:
         assert {client.request(*path, headers=headers).status_code for path in PATHS} == {401}
@@ -228,7 +228,7 @@ def test_bad_numbers_are_refused(shared: CoordinatorProcess, query: str) -> None
             assert (answer.status_code, "must be a number" in answer.text) == (400, True)
 
 
-def test_who_asks_nobody_is_told_so() -> None:
+def test_an_unreachable_coordinator_is_reported() -> None:
     entry = JobEntry(url="http://127.0.0.1:1", token="t", job="j", pid=0)
     with CoordinatorClient(entry) as client:
         with pytest.raises(UnreachableError, match=r"no coordinator answers at http://127.0.0.1:1") as caught:
@@ -240,7 +240,7 @@ def test_who_asks_nobody_is_told_so() -> None:
 
 
 @pytest.mark.parametrize("url", ["nonsense", "ftp://h:1", "http://h:port"])
-def test_what_is_no_url_is_bad_input(url: str) -> None:
+def test_an_invalid_url_is_bad_input(url: str) -> None:
     with (
         pytest.raises(BadInputError, match="URL"),
         contextlib.closing(CoordinatorClient(JobEntry(url=url, token="t", job="j", pid=0))) as client,
@@ -248,7 +248,7 @@ def test_what_is_no_url_is_bad_input(url: str) -> None:
         client.status()
 
 
-def test_tls_is_spoken_where_a_certificate_is_given(tmp_path: Path) -> None:
+def test_a_coordinator_with_a_certificate_uses_tls(tmp_path: Path) -> None:
     cert, key = make_certificate(tmp_path)
     with CoordinatorProcess(tmp_path, tls_cert=cert, tls_key=key) as coordinator:
         assert coordinator.entry.url.startswith("https://127.0.0.1:")

@@ -78,7 +78,7 @@ async def process_of(searcher: Searcher, before: set[int]) -> int:
     return new.pop()
 
 
-def test_what_is_found_is_what_would_be_found_here() -> None:
+def test_a_background_search_finds_the_same_result_as_a_local_search() -> None:
     async def story(searcher: Searcher, answers: asyncio.Queue[Planned]) -> None:
         searcher.start(search())
         assert await answers.get() == Planned(1, search().solve())
@@ -86,7 +86,7 @@ def test_what_is_found_is_what_would_be_found_here() -> None:
     play(story)
 
 
-def test_one_that_dies_has_found_nothing_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_killed_search_returns_no_result_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def story(searcher: Searcher, answers: asyncio.Queue[Planned]) -> None:
         before = children()
         searcher.start(search())
@@ -97,7 +97,7 @@ def test_one_that_dies_has_found_nothing_and_is_logged(caplog: pytest.LogCapture
     assert "the search for a placement of the experts has ended with SIGKILL" in caplog.text
 
 
-def test_one_that_is_stopped_is_ended_when_its_answer_would_be_worth_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stopped_search_is_killed_at_its_time_limit(caplog: pytest.LogCaptureFixture) -> None:
     """Without its end, the job would not search for a better placement until the next generation."""
 
     async def story(searcher: Searcher, answers: asyncio.Queue[Planned]) -> None:
@@ -113,7 +113,7 @@ def test_one_that_is_stopped_is_ended_when_its_answer_would_be_worth_nothing(cap
 
 
 @pytest.mark.parametrize("answer", ["", "\\xc1", "\\x81\\xa5adopt\\x01"])
-def test_one_whose_answer_cannot_be_read_has_found_nothing(answer: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_search_with_an_unreadable_result_returns_no_result(answer: str, caplog: pytest.LogCaptureFixture) -> None:
     async def story(searcher: Searcher, answers: asyncio.Queue[Planned]) -> None:
         searcher.code = f"import os, sys; os.write(int(sys.argv[2]), b'{answer}')"
         searcher.start(search())
@@ -123,7 +123,7 @@ def test_one_whose_answer_cannot_be_read_has_found_nothing(answer: str, caplog: 
     assert "the result of the search for a placement of the experts cannot be read" in caplog.text
 
 
-def test_one_that_never_ends_is_ended_by_the_next_and_at_the_end() -> None:
+def test_an_endless_search_is_killed_by_the_next_search_and_on_close() -> None:
     async def story(searcher: Searcher, answers: asyncio.Queue[Planned]) -> None:
         before = children()
         searcher.start(search(1))

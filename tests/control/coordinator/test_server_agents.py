@@ -69,7 +69,7 @@ def _closed_for(agent: ClientConnection) -> tuple[int, str]:
             return (closed.rcvd.code, closed.rcvd.reason) if closed.rcvd else (1006, "")
 
 
-def test_a_store_that_takes_its_time_holds_up_what_is_told_and_not_the_server(tmp_path: Path) -> None:
+def test_a_slow_store_delays_replies_to_agents_but_not_the_server(tmp_path: Path) -> None:
     store = tmp_path / "s.db"
     with (
         CoordinatorProcess(tmp_path, store=f"sqlite:{store}") as coordinator,
@@ -90,7 +90,7 @@ def test_a_store_that_takes_its_time_holds_up_what_is_told_and_not_the_server(tm
         assert isinstance(reply, BeginNode)
 
 
-def test_an_agent_is_welcome(shared: CoordinatorProcess) -> None:
+def test_an_agent_receives_a_welcome(shared: CoordinatorProcess) -> None:
     with shared.agent() as agent:
         send_message(agent, hello("n0"))
         welcome = receive_message(agent)
@@ -99,7 +99,7 @@ def test_an_agent_is_welcome(shared: CoordinatorProcess) -> None:
 
 
 @pytest.mark.parametrize("token", ["", "wrong", "wr\xf6ng"])
-def test_without_the_token_nobody_gets_in(shared: CoordinatorProcess, token: str) -> None:
+def test_an_agent_without_the_token_is_refused(shared: CoordinatorProcess, token: str) -> None:
     with pytest.raises(InvalidStatus) as caught, shared.agent(token):
         pass
     assert caught.value.response.status_code == 401
@@ -121,7 +121,9 @@ def test_without_the_token_nobody_gets_in(shared: CoordinatorProcess, token: str
     ],
     ids=["empty", "invalid", "deep", "huge-array", "text", "heartbeat", "no-fields", "bad-name", "bad-utf8"],
 )
-def test_what_is_malformed_closes_only_its_connection(shared: CoordinatorProcess, data: bytes | str, why: str) -> None:
+def test_a_malformed_message_closes_only_its_connection(
+    shared: CoordinatorProcess, data: bytes | str, why: str
+) -> None:
     name = f"bystander-{os.urandom(4).hex()}"
     with shared.agent() as bystander, shared.agent() as agent:
         send_message(bystander, hello(name))
@@ -135,7 +137,7 @@ def test_what_is_malformed_closes_only_its_connection(shared: CoordinatorProcess
     assert _lives(shared)
 
 
-def test_what_is_too_large_is_not_even_buffered(shared: CoordinatorProcess) -> None:
+def test_an_oversized_message_closes_the_connection(shared: CoordinatorProcess) -> None:
     with shared.agent() as agent:
         with contextlib.suppress(ConnectionClosed):
             agent.send(b"\x00" * (MAX_MESSAGE_BYTES + 1))
@@ -144,7 +146,7 @@ def test_what_is_too_large_is_not_even_buffered(shared: CoordinatorProcess) -> N
     assert _lives(shared)
 
 
-def test_the_largest_message_passes(shared: CoordinatorProcess) -> None:
+def test_a_message_of_the_maximum_size_is_accepted(shared: CoordinatorProcess) -> None:
     with shared.agent() as agent:
         send_message(agent, hello("large"))
         receive_message(agent)
@@ -152,7 +154,7 @@ def test_the_largest_message_passes(shared: CoordinatorProcess) -> None:
         assert _closed_for(agent)[0] == 1008
 
 
-def test_messages_pass_however_they_are_cut_up(shared: CoordinatorProcess) -> None:
+def test_messages_are_read_however_the_stream_is_split(shared: CoordinatorProcess) -> None:
     name = f"cut-{os.urandom(4).hex()}"
     with shared.agent() as agent:
         greeting = Frame(Opcode.BINARY, msgspec.msgpack.encode(hello(name))).serialize(mask=True)
@@ -173,7 +175,7 @@ def test_messages_pass_however_they_are_cut_up(shared: CoordinatorProcess) -> No
     assert _lives(shared)
 
 
-def test_hello_is_said_once(shared: CoordinatorProcess) -> None:
+def test_a_second_hello_closes_the_connection(shared: CoordinatorProcess) -> None:
     with shared.agent() as agent:
         send_message(agent, hello("twice"))
         receive_message(agent)
@@ -181,7 +183,7 @@ def test_hello_is_said_once(shared: CoordinatorProcess) -> None:
         assert _closed_for(agent) == (1008, "a second Hello")
 
 
-def test_a_refused_agent_hears_why_before_it_is_closed(shared: CoordinatorProcess) -> None:
+def test_a_refused_agent_receives_the_reason_before_the_close(shared: CoordinatorProcess) -> None:
     with shared.agent() as agent:
         send_message(agent, hello("n0", protocol=99))
         refused = receive_message(agent)
@@ -190,7 +192,7 @@ def test_a_refused_agent_hears_why_before_it_is_closed(shared: CoordinatorProces
         assert _closed_for(agent)[0] == 1000
 
 
-def test_a_stop_is_sent_without_waiting_for_an_acknowledgement(shared: CoordinatorProcess) -> None:
+def test_accepted_connections_have_tcp_nodelay_set(shared: CoordinatorProcess) -> None:
     """Accepted connections have TCP_NODELAY set, as the kernel reports through the coordinator's descriptors."""
     code = (
         "import os, socket, sys\n"
@@ -237,7 +239,7 @@ def _mutated(draw: st.DrawFn) -> bytes:
 
 @given(frames=st.lists(st.one_of(st.binary(max_size=300), _mutated(), st.sampled_from(_valid)), min_size=1, max_size=6))
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_nothing_that_is_sent_harms_the_coordinator(shared: CoordinatorProcess, frames: list[bytes]) -> None:
+def test_random_messages_do_not_harm_the_coordinator(shared: CoordinatorProcess, frames: list[bytes]) -> None:
     with shared.agent() as agent, contextlib.suppress(ConnectionClosed):
         for frame in frames:
             agent.send(frame)
@@ -246,7 +248,7 @@ def test_nothing_that_is_sent_harms_the_coordinator(shared: CoordinatorProcess, 
 
 @given(data=st.binary(max_size=2000))
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_nothing_that_comes_over_the_port_harms_the_coordinator(shared: CoordinatorProcess, data: bytes) -> None:
+def test_random_bytes_on_the_port_do_not_harm_the_coordinator(shared: CoordinatorProcess, data: bytes) -> None:
     host, port = shared.entry.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as raw, contextlib.suppress(OSError):
         raw.sendall(data)
@@ -256,7 +258,7 @@ def test_nothing_that_comes_over_the_port_harms_the_coordinator(shared: Coordina
     assert shared.process.poll() is None, shared.log
 
 
-def test_it_still_lives_after_all_that(shared: CoordinatorProcess) -> None:
+def test_the_coordinator_still_serves_after_the_fuzz_tests(shared: CoordinatorProcess) -> None:
     assert _lives(shared)
     assert "Traceback" not in shared.log
 
@@ -287,7 +289,7 @@ def _next_stop(agent: ClientConnection) -> Stop:
 
 
 @pytest.mark.parametrize("how", ["fin", "reset"])
-def test_a_connection_that_ends_stops_the_others(tmp_path: Path, how: str) -> None:
+def test_a_lost_connection_stops_the_other_nodes(tmp_path: Path, how: str) -> None:
     # The lease is far longer than the test's timeout, so only the end of the connection can reveal the loss.
     with CoordinatorProcess(tmp_path, nodes=3, config={"lease_s": 1000.0}) as coordinator:
         with coordinator.raw_agent() as raw:
@@ -317,7 +319,7 @@ with connect(sys.argv[2], additional_headers=headers, ping_interval=None, proxy=
 """
 
 
-def test_the_death_of_an_agents_process_is_seen_without_a_lease(tmp_path: Path) -> None:
+def test_the_death_of_an_agent_process_is_detected_before_its_lease_expires(tmp_path: Path) -> None:
     with CoordinatorProcess(tmp_path, nodes=2, config={"lease_s": 1000.0}) as coordinator:
         url = coordinator.entry.url.replace("http", "ws", 1) + "/agent"
         here = str(CONTROL_SCRIPTS.parent)
@@ -414,7 +416,7 @@ def _attend(shell: FakeShell, socket: FakeSocket, **limits: float) -> asyncio.Ta
     return asyncio.create_task(AgentChannel(shell, **limits).serve_socket(socket, socket))  # type: ignore[arg-type]
 
 
-def test_messages_leave_in_order_and_the_close_comes_last() -> None:
+def test_messages_are_sent_in_order_before_the_close() -> None:
     async def main() -> list[bytes]:
         socket = FakeSocket(room=1)
         connection = _connection(socket)
@@ -432,13 +434,13 @@ def test_messages_leave_in_order_and_the_close_comes_last() -> None:
     assert _run(main()) == [Framer()(message) for message in (b"1", b"2", b"3")]
 
 
-def test_what_is_said_to_many_is_made_a_frame_of_once() -> None:
+def test_the_frame_of_a_shared_message_is_made_once() -> None:
     framer, message = Framer(), bytes(1000)
     assert framer(message) is framer(message)
     assert framer(message)[-1000:] == message != framer(b"another")
 
 
-def test_the_largest_message_that_there_may_be_finds_room_and_what_is_behind_it_too() -> None:
+def test_the_largest_message_and_a_following_one_fit_into_the_queue() -> None:
     """All parts are queued before the first is sent; a fast reader must not be dropped for it."""
 
     async def main() -> None:
@@ -455,7 +457,7 @@ def test_the_largest_message_that_there_may_be_finds_room_and_what_is_behind_it_
     _run(main())
 
 
-def test_an_agent_that_does_not_read_is_given_up_and_blocks_nobody() -> None:
+def test_an_agent_that_does_not_read_is_disconnected() -> None:
     async def main() -> list[Any]:
         socket, shell = FakeSocket(room=2), FakeShell()
         serving = _attend(shell, socket)
@@ -472,7 +474,7 @@ def test_an_agent_that_does_not_read_is_given_up_and_blocks_nobody() -> None:
     assert _run(main()) == [("hello", 1), ("gone", 1)]
 
 
-def test_one_that_is_closed_and_does_not_read_its_last_word_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_does_not_wait_for_an_agent_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> FakeSocket:
         monkeypatch.setattr(agent_channel, "CLOSE_FRAME_S", 0.01)
         socket, shell = FakeSocket(room=0), FakeShell()
@@ -486,7 +488,7 @@ def test_one_that_is_closed_and_does_not_read_its_last_word_is_not_waited_for(mo
     assert not _run(main()).is_open
 
 
-def test_who_says_nothing_is_closed() -> None:
+def test_a_connection_without_a_hello_is_closed() -> None:
     async def main() -> tuple[FakeSocket, list[Any]]:
         socket, shell = FakeSocket(room=2), FakeShell()
         await _attend(shell, socket, hello_timeout_s=0.01)
@@ -498,7 +500,7 @@ def test_who_says_nothing_is_closed() -> None:
     assert ("hello", 1) not in story
 
 
-def test_what_comes_while_something_is_written_down_waits_and_nothing_more_is_read() -> None:
+def test_reading_pauses_while_an_earlier_message_waits_for_a_write() -> None:
     async def main() -> None:
         socket, shell = FakeSocket(room=2), FakeShell()
         serving = _attend(shell, socket)

@@ -81,7 +81,7 @@ def test_an_address_of_another_machine_is_refused(tmp_path: Path, place: Path) -
     assert "192.0.2.1" in _refused(tmp_path, host="192.0.2.1", token="t", store=f"sqlite:{place}/s.db")
 
 
-def test_a_newer_store_is_refused(tmp_path: Path, place: Path) -> None:
+def test_a_store_with_a_newer_schema_is_refused(tmp_path: Path, place: Path) -> None:
     with CoordinatorProcess(tmp_path, store=f"sqlite:{place}/s.db", events=place / "e.jsonl") as coordinator:
         coordinator.process.send_signal(signal.SIGTERM)
         coordinator.wait()
@@ -91,32 +91,32 @@ def test_a_newer_store_is_refused(tmp_path: Path, place: Path) -> None:
     assert "schema 99" in _refused(tmp_path, store=f"sqlite:{place}/s.db", events=place / "e.jsonl")
 
 
-def test_a_bad_events_file_leaves_the_store_alone(tmp_path: Path, place: Path) -> None:
+def test_a_bad_events_file_leaves_the_store_unchanged(tmp_path: Path, place: Path) -> None:
     (place / "e.jsonl").write_text("notes\n")
     assert "e.jsonl" in _refused(tmp_path, store=f"sqlite:{place}/s.db", events=place / "e.jsonl")
     assert "holds something else" in _refused(tmp_path, store="memory:", events=place / "e.jsonl")
 
 
-def test_a_bad_store_leaves_the_events_alone(tmp_path: Path, place: Path) -> None:
+def test_a_bad_store_leaves_the_events_file_unchanged(tmp_path: Path, place: Path) -> None:
     assert "the store is" in _refused(tmp_path, store="redis:", events=place / "e.jsonl")
     (place / "s.db").write_text("notes")
     assert "not a database" in _refused(tmp_path, store=f"sqlite:{place}/s.db", events=place / "e.jsonl")
 
 
-def test_a_bad_registry_leaves_the_store_alone(tmp_path: Path, place: Path) -> None:
+def test_a_bad_registry_leaves_the_store_unchanged(tmp_path: Path, place: Path) -> None:
     (tmp_path / "registry").mkdir(mode=0o777)
     (tmp_path / "registry").chmod(0o777)
     line = _refused(tmp_path, store=f"sqlite:{place}/s.db", events=place / "e.jsonl", registry=tmp_path / "registry")
     assert "directory of this user" in line
 
 
-def test_what_can_be_no_hosts_name_is_refused() -> None:
+def test_an_impossible_host_name_is_refused() -> None:
     with pytest.raises(BadInputError, match=r"cannot listen on the address a\.\.b"):
         open_listener("a..b", 0)
 
 
 @pytest.mark.parametrize(("takeover", "kind"), [(False, BadInputError), (True, StoreError)])
-def test_a_locked_store_is_bad_input_but_for_one_who_takes_over(takeover: bool, kind: type[Exception]) -> None:
+def test_a_locked_store_is_bad_input_except_during_a_takeover(takeover: bool, kind: type[Exception]) -> None:
     def locked(url: str) -> Store:
         raise StoreError(f"{url} is locked")
 
@@ -125,7 +125,7 @@ def test_a_locked_store_is_bad_input_but_for_one_who_takes_over(takeover: bool, 
         open_job_store(ServerSettings(config=config, store="sqlite:s"), locked)
 
 
-def test_an_older_store_is_refused_by_name(tmp_path: Path, place: Path) -> None:
+def test_a_store_with_an_older_schema_is_refused(tmp_path: Path, place: Path) -> None:
     record = {"schema": 1, "job": "j", "term": 3, "generation": 7}
     store = open_store(f"sqlite:{place}/s.db")
     store.compare_and_swap("jobs/j/record", msgspec.msgpack.encode(record), 0)
@@ -150,7 +150,7 @@ def test_events_of_another_job_or_run_are_refused(tmp_path: Path, place: Path, j
 
 
 @pytest.mark.parametrize("damage", ["removed", "last lost", "NUL tail", "torn and NUL"])
-def test_a_journal_that_was_damaged_is_mended(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_journal_is_repaired(tmp_path: Path, damage: str) -> None:
     settings: dict[str, Any] = {"store": f"sqlite:{tmp_path}/s.db", "token": "t", "nodes": 9}
     path = tmp_path / "s.db.events.jsonl"
     with CoordinatorProcess(tmp_path, **settings) as first, first.agent() as agent:
@@ -174,7 +174,7 @@ def test_a_journal_that_was_damaged_is_mended(tmp_path: Path, damage: str) -> No
     assert events == [(1, first_event), (2, "nodes_joined"), (3, "coordinator_restarted")]
 
 
-def test_events_of_another_job_are_refused(tmp_path: Path, place: Path) -> None:
+def test_events_of_an_unfinished_job_are_refused_with_an_empty_store(tmp_path: Path, place: Path) -> None:
     with CoordinatorProcess(tmp_path, store="memory:", events=place / "e.jsonl") as coordinator:
         coordinator.process.kill()
         coordinator.wait()
@@ -183,7 +183,7 @@ def test_events_of_another_job_are_refused(tmp_path: Path, place: Path) -> None:
     )
 
 
-def test_a_job_that_is_over_goes_on_in_its_events_file_with_an_empty_store(tmp_path: Path) -> None:
+def test_a_finished_job_continues_its_events_file_with_an_empty_store(tmp_path: Path) -> None:
     path = tmp_path / "e.jsonl"
     for _ in range(3):
         with CoordinatorProcess(tmp_path, store="memory:", events=path) as coordinator:
@@ -202,7 +202,7 @@ def test_a_job_that_is_over_goes_on_in_its_events_file_with_an_empty_store(tmp_p
     assert audit_lines(path.read_bytes().splitlines(keepends=True)).sound
 
 
-def test_a_store_that_is_older_than_its_events_is_refused_and_left_alone(tmp_path: Path, place: Path) -> None:
+def test_a_store_older_than_its_events_is_refused_and_unchanged(tmp_path: Path, place: Path) -> None:
     """It is unknown whether the job's workers still run, so a person must name the newest store."""
     settings: dict[str, Any] = {"store": f"sqlite:{place}/s.db", "events": place / "e.jsonl", "token": "t"}
     with CoordinatorProcess(tmp_path, **settings) as coordinator, coordinator.agent() as agent:
@@ -251,14 +251,14 @@ def test_loopback_needs_no_token(host: str) -> None:
     assert settings.loopback
 
 
-def test_it_speaks_ipv6(tmp_path: Path) -> None:
+def test_the_coordinator_serves_ipv6(tmp_path: Path) -> None:
     with CoordinatorProcess(tmp_path, host="::1") as coordinator, coordinator.client() as client:
         assert coordinator.entry.url.startswith("http://[::1]:")
         assert client.status()["job"] == "j"
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
-def test_a_signal_ends_the_job_in_order(tmp_path: Path, number: signal.Signals, code: int) -> None:
+def test_a_signal_ends_the_job_cleanly(tmp_path: Path, number: signal.Signals, code: int) -> None:
     with CoordinatorProcess(tmp_path, registry=tmp_path / "registry") as coordinator, coordinator.agent() as agent:
         assert [entry.pid for entry in live_jobs(tmp_path / "registry")] == [coordinator.process.pid]
         send_message(agent, hello("n0"))
@@ -284,7 +284,7 @@ def _training(agent: ClientConnection) -> None:
     send_message(agent, Entered(worker=saving.worker, generation=begin.plan.rest.generation, applied=0))
 
 
-def test_a_signal_has_the_job_saved_and_a_second_one_ends_it(tmp_path: Path) -> None:
+def test_a_first_signal_saves_the_job_and_a_second_ends_it(tmp_path: Path) -> None:
     with CoordinatorProcess(tmp_path) as coordinator, coordinator.agent() as agent:
         _training(agent)
         coordinator.process.send_signal(signal.SIGTERM)
@@ -295,14 +295,14 @@ def test_a_signal_has_the_job_saved_and_a_second_one_ends_it(tmp_path: Path) -> 
         assert coordinator.wait() == 75
 
 
-def test_a_launcher_ends_its_coordinator_at_once(tmp_path: Path) -> None:
+def test_a_launched_coordinator_ends_at_the_first_signal(tmp_path: Path) -> None:
     with CoordinatorProcess(tmp_path, launched=True) as coordinator, coordinator.agent() as agent:
         _training(agent)
         coordinator.process.send_signal(signal.SIGTERM)
         assert isinstance(receive_message(agent), EndNode)
 
 
-def test_agents_that_stay_are_not_waited_for_for_ever(tmp_path: Path) -> None:
+def test_the_coordinator_ends_even_if_agents_stay_connected(tmp_path: Path) -> None:
     with CoordinatorProcess(tmp_path) as coordinator, coordinator.agent() as agent:
         send_message(agent, hello("n0"))
         receive_message(agent)
@@ -311,7 +311,7 @@ def test_agents_that_stay_are_not_waited_for_for_ever(tmp_path: Path) -> None:
         assert coordinator.wait() == 7
 
 
-def test_whoever_follows_hears_the_end_however_late(tmp_path: Path) -> None:
+def test_a_late_follower_still_receives_the_final_events(tmp_path: Path) -> None:
     """A job may be over before its launcher requests the first event."""
     with CoordinatorProcess(tmp_path, launched=True) as coordinator, coordinator.client() as client:
         client.shutdown(7, "enough")
@@ -320,7 +320,7 @@ def test_whoever_follows_hears_the_end_however_late(tmp_path: Path) -> None:
         assert coordinator.wait() == 7
 
 
-def test_a_killed_coordinator_is_followed_by_another(tmp_path: Path) -> None:
+def test_a_new_coordinator_continues_from_a_killed_one(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"store": f"sqlite:{tmp_path}/s.db", "token": "t", "nodes": 9}
     with CoordinatorProcess(tmp_path, **settings) as first:
         with first.agent() as agent:
@@ -350,7 +350,7 @@ def test_a_killed_coordinator_is_followed_by_another(tmp_path: Path) -> None:
     assert [json.loads(line)["seq"] for line in lines] == list(range(1, len(lines) + 1))
 
 
-def test_a_coordinator_that_died_of_its_last_words_is_followed_by_one_that_says_them(tmp_path: Path) -> None:
+def test_a_new_coordinator_delivers_the_recorded_end_of_the_job(tmp_path: Path) -> None:
     """The outcome is recorded but an agent has not received it; when it reconnects, its workers are released."""
     settings: dict[str, Any] = {"store": f"sqlite:{tmp_path}/s.db", "token": "t"}
     worker = attach("n0").worker
@@ -373,7 +373,7 @@ def test_a_coordinator_that_died_of_its_last_words_is_followed_by_one_that_says_
         assert second.wait() == 0
 
 
-def test_a_follower_outlives_the_coordinator(tmp_path: Path) -> None:
+def test_a_follower_continues_after_a_coordinator_is_killed(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"store": f"sqlite:{tmp_path}/s.db", "token": "t"}
     with CoordinatorProcess(tmp_path, **settings) as first, first.client() as client:
         following = iter(client.events(follow=True, patience_s=PATIENCE_S))
@@ -384,7 +384,7 @@ def test_a_follower_outlives_the_coordinator(tmp_path: Path) -> None:
             assert isinstance(next(following), CoordinatorRestarted)
 
 
-def test_a_follower_outlives_a_coordinator_that_fails(tmp_path: Path) -> None:
+def test_a_follower_continues_after_a_coordinator_fails(tmp_path: Path) -> None:
     """The coordinator shuts down cleanly but the job is not over: the next coordinator continues the events."""
     settings: dict[str, Any] = {"store": f"sqlite:{tmp_path}/s.db", "token": "t", "nodes": 9}
     with (
@@ -409,7 +409,7 @@ def test_a_follower_outlives_a_coordinator_that_fails(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("token", ["t", None], ids=["the same token", "a token of its own"])
-def test_a_second_coordinator_is_refused_while_the_first_one_serves(tmp_path: Path, token: str | None) -> None:
+def test_a_second_coordinator_is_refused_while_the_first_is_running(tmp_path: Path, token: str | None) -> None:
     """A takeover would lose the agents, which do not know the second address, and the job would fail without nodes."""
     settings: dict[str, Any] = {"store": f"sqlite:{tmp_path}/s.db", "token": token, "nodes": 9}
     settings["registry"] = tmp_path / "registry"
@@ -428,7 +428,7 @@ def test_a_second_coordinator_is_refused_while_the_first_one_serves(tmp_path: Pa
             assert client.status()["term"] == 2
 
 
-def test_a_paused_coordinator_wakes_up_to_silence(tmp_path: Path) -> None:
+def test_a_superseded_paused_coordinator_resumes_without_effects(tmp_path: Path) -> None:
     """Another coordinator has taken over: the old one changes neither store nor journal, sends nothing, and ends."""
     settings: dict[str, Any] = {"store": f"sqlite:{tmp_path}/s.db", "token": "t", "nodes": 9}
     with CoordinatorProcess(tmp_path, **settings) as old, old.agent() as agent:
@@ -454,7 +454,7 @@ def test_a_paused_coordinator_wakes_up_to_silence(tmp_path: Path) -> None:
     assert b"nodes_joined" not in events
 
 
-def test_nothing_is_left_open(tmp_path: Path) -> None:
+def test_closed_connections_leak_no_file_descriptors(tmp_path: Path) -> None:
     """Many connections open and close without leaking a descriptor."""
     with CoordinatorProcess(tmp_path) as coordinator:
         folder = f"/proc/{coordinator.process.pid}/fd"

@@ -146,7 +146,7 @@ def _say(connection: int, step: int) -> Send:
     return Send(connection, Committed(term=1, step=step))
 
 
-def test_instructions_are_carried_out_in_order(bench: Bench) -> None:
+def test_instructions_are_executed_in_order(bench: Bench) -> None:
     bench.run(bench.shell.start("http://h:1", 7))
     first, second = bench.connect(1), bench.connect(2)
     bench.does(Persist(_record(2)), Emit(_event(2)), _say(1, 5), _say(2, 6), _say(1, 7), Close(1), EndJob(3, "over"))
@@ -158,14 +158,14 @@ def test_instructions_are_carried_out_in_order(bench: Bench) -> None:
     assert bench.failed == []
 
 
-def test_the_journal_is_on_disk_before_a_record_that_counts_its_events_and_before_the_end(bench: Bench) -> None:
+def test_the_journal_is_synced_before_each_record_and_before_the_end(bench: Bench) -> None:
     done: list[object] = []
     bench.journal.sync = lambda: done.append((bench.journal.last_seq, bench.stored_term(), list(bench.ended)))
     bench.does(Emit(_event(1)), Persist(_record(1)), Emit(_event(2)), Emit(_event(3)), EndJob(0, "done"))
     assert done == [(1, 0, []), (3, 1, [])]
 
 
-def test_inputs_carry_the_time_and_the_connections(bench: Bench) -> None:
+def test_inputs_contain_the_time_and_the_connection(bench: Bench) -> None:
     bench.connect(4)
     bench.time = 11.0
     bench.run(bench.shell.remove_connection(4))
@@ -175,25 +175,25 @@ def test_inputs_carry_the_time_and_the_connections(bench: Bench) -> None:
     assert bench.shell.connections == {}
 
 
-def test_what_goes_to_a_connection_that_is_gone_is_no_error(bench: Bench) -> None:
+def test_sending_to_a_closed_connection_is_not_an_error(bench: Bench) -> None:
     bench.does(_say(9, 1), Close(9), Emit(_event(1)))
     assert bench.journal.last_seq == 1
 
 
-def test_a_request_is_handed_on_once_it_is_in_the_journal_and_only_once(bench: Bench) -> None:
+def test_an_action_request_is_forwarded_only_once(bench: Bench) -> None:
     asked = made("action_requested", seq=1, job="j", about_seq=0)
     bench.does(Emit(asked), Emit(asked))
     assert bench.requests == [asked]
     assert bench.journal.last_seq == 1
 
 
-def test_an_event_that_is_in_the_journal_is_not_counted_again(bench: Bench) -> None:
+def test_an_event_already_in_the_journal_is_not_counted_again(bench: Bench) -> None:
     bench.does(Emit(_event(1)), Emit(_event(1)))
     assert bench.journal.last_seq == 1
     assert b'steps_committed_total{job_name="j"} 1.0' in bench.shell.metrics.exposition()
 
 
-def test_whoever_was_superseded_says_nothing_more(bench: Bench) -> None:
+def test_a_superseded_shell_sends_nothing_more(bench: Bench) -> None:
     bench.run(bench.shell.start("http://h:1", 7))
     connection = bench.connect(1)
     RecordKeeper(bench.store, "j").swap(_record(9))
@@ -212,7 +212,7 @@ def test_whoever_was_superseded_says_nothing_more(bench: Bench) -> None:
     assert bench.failed[1:] == []
 
 
-def test_two_that_start_from_the_same_record_do_not_both_lead() -> None:
+def test_only_one_of_two_coordinators_can_replace_the_same_record() -> None:
     store = MemoryStore()
     first, second = RecordKeeper(store, "j"), RecordKeeper(store, "j")
     first.swap(_record(1))
@@ -226,7 +226,7 @@ def test_two_that_start_from_the_same_record_do_not_both_lead() -> None:
 
 
 @pytest.mark.parametrize("refusal", [BadInputError("no phase"), UnreachableError("no node")], ids=["bad", "nowhere"])
-def test_a_refused_request_harms_nothing(bench: Bench, refusal: HoldfastError) -> None:
+def test_a_refused_request_does_not_stop_the_shell(bench: Bench, refusal: HoldfastError) -> None:
     bench.machine.answers.append(refusal)
     with pytest.raises(type(refusal), match="no "):
         bench.run(bench.shell.feed(Tick()))
@@ -236,7 +236,7 @@ def test_a_refused_request_harms_nothing(bench: Bench, refusal: HoldfastError) -
 
 
 @pytest.mark.parametrize("answer", [ZeroDivisionError(), [Emit(_event(5))]], ids=["machine", "journal"])
-def test_whatever_breaks_stops_the_shell(bench: Bench, answer: list[Instruction] | Exception) -> None:
+def test_an_unexpected_error_stops_the_shell(bench: Bench, answer: list[Instruction] | Exception) -> None:
     bench.machine.answers.append(answer)
     kind = ZeroDivisionError if isinstance(answer, Exception) else JournalError
     with pytest.raises(kind):
@@ -252,7 +252,7 @@ async def _soon(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-def test_what_follows_a_record_waits_for_its_writing_and_inputs_for_their_turn(bench: Bench) -> None:
+def test_instructions_after_a_record_and_later_inputs_wait_for_its_write(bench: Bench) -> None:
     connection, _ = bench.connect(1), bench.connect(2)
     before, after = [_say(1, 1), Emit(_event(1))], [_say(1, 2), Emit(_event(2))]
     bench.machine.answers = [
@@ -281,7 +281,7 @@ def test_what_follows_a_record_waits_for_its_writing_and_inputs_for_their_turn(b
     assert [event for event, _ in bench.machine.seen[seen:]] == [Tick(), Tick(), Disconnected(2)]
 
 
-def test_those_that_wait_for_a_write_are_written_down_at_once_and_told_after_it(bench: Bench) -> None:
+def test_waiting_inputs_share_one_write_before_their_effects(bench: Bench) -> None:
     bench.run(bench.shell.start("http://h:1", 7))
     waiting = range(2, 2 + MAX_INPUTS)
     coming = {number: FakeConnection() for number in range(1, 3 + MAX_INPUTS)}
@@ -309,7 +309,7 @@ def test_those_that_wait_for_a_write_are_written_down_at_once_and_told_after_it(
     assert bench.journal.last_seq == 1 + len(coming)
 
 
-def test_a_request_that_is_refused_among_others_harms_none_of_these(bench: Bench) -> None:
+def test_a_refused_request_does_not_affect_others_in_its_transaction(bench: Bench) -> None:
     connection = bench.connect(1)
     bench.machine.answers = [
         [Persist(_record(2))],
@@ -333,7 +333,7 @@ def test_a_request_that_is_refused_among_others_harms_none_of_these(bench: Bench
 
 
 @pytest.mark.parametrize("breaks", ["the machine", "the store"])
-def test_where_something_breaks_nothing_is_told_of_those_that_were_handled_at_once(bench: Bench, breaks: str) -> None:
+def test_a_failed_transaction_sends_nothing_for_any_of_its_inputs(bench: Bench, breaks: str) -> None:
     connection = bench.connect(1)
     input_instructions: list[Instruction] = [Persist(_record(3)), _say(1, 3)]
     bench.machine.answers = [
@@ -365,7 +365,7 @@ def test_where_something_breaks_nothing_is_told_of_those_that_were_handled_at_on
     assert (connection.said, bench.stored_term()) == ([], 2)
 
 
-def test_one_that_is_cancelled_while_it_waits_is_not_handled(bench: Bench) -> None:
+def test_an_input_cancelled_while_it_waits_is_not_handled(bench: Bench) -> None:
     connection = bench.connect(1)
     bench.machine.answers = [[Persist(_record(2)), _say(1, 2)], [_say(1, 3)]]
     seen = len(bench.machine.seen)
@@ -384,7 +384,7 @@ def test_one_that_is_cancelled_while_it_waits_is_not_handled(bench: Bench) -> No
     assert (connection.said, len(bench.machine.seen)) == ([2, 3], seen + 2)
 
 
-def test_a_turn_whose_caller_is_cancelled_comes_to_its_end(bench: Bench) -> None:
+def test_a_transaction_completes_even_if_its_caller_is_cancelled(bench: Bench) -> None:
     connection = bench.connect(1)
     bench.machine.answers.append([Persist(_record(2)), _say(1, 1), Persist(_record(3)), _say(1, 2)])
 
@@ -404,7 +404,7 @@ def test_a_turn_whose_caller_is_cancelled_comes_to_its_end(bench: Bench) -> None
     assert (connection.said, bench.stored_term(), bench.failed) == ([1, 2], 3, [])
 
 
-def test_a_write_that_fails_is_the_last_word(bench: Bench) -> None:
+def test_a_failed_write_stops_the_shell(bench: Bench) -> None:
     connection = bench.connect(1)
     bench.machine.answers.append([Persist(_record(2)), _say(1, 1)])
     seen = len(bench.machine.seen)
@@ -424,7 +424,7 @@ def test_a_write_that_fails_is_the_last_word(bench: Bench) -> None:
     assert (connection.said, len(bench.machine.seen)) == ([], seen + 1)
 
 
-def test_while_the_store_is_away_nothing_is_decided_or_told_and_then_it_goes_on(bench: Bench) -> None:
+def test_inputs_wait_while_the_store_is_unavailable(bench: Bench) -> None:
     connection = bench.connect(1)
     bench.machine.answers.append([Persist(_record(2)), _say(1, 1)])
     bench.machine.answers.append([Persist(_record(3)), _say(1, 2)])
@@ -452,7 +452,7 @@ def test_while_the_store_is_away_nothing_is_decided_or_told_and_then_it_goes_on(
     assert (connection.said, bench.stored_term(), bench.failed) == ([1, 2], 3, [])
 
 
-def test_a_shell_that_stops_does_not_wait_for_a_store_that_is_away(bench: Bench) -> None:
+def test_stopping_does_not_wait_for_an_unavailable_store(bench: Bench) -> None:
     connection = bench.connect(1)
     bench.machine.answers.append([Persist(_record(2)), _say(1, 1)])
 
@@ -480,14 +480,14 @@ def test_a_record_of_another_schema_is_refused(schema: int, whose: str) -> None:
 
 
 @pytest.mark.parametrize("value", [b"", b"\xc1", msgspec.msgpack.encode({"schema": SCHEMA}), b"\x81\xa1\xb5\x01"])
-def test_a_record_that_cannot_be_read_is_refused(value: bytes) -> None:
+def test_an_unreadable_record_is_refused(value: bytes) -> None:
     store = MemoryStore()
     store.compare_and_swap("jobs/j/record", value, 0)
     with pytest.raises(BadInputError, match="cannot be read"):
         RecordKeeper(store, "j")
 
 
-def test_a_broadcast_goes_to_all_who_are_there_and_is_encoded_once(bench: Bench) -> None:
+def test_a_broadcast_reaches_all_connections_and_is_encoded_once(bench: Bench) -> None:
     bench.run(bench.shell.start("http://h:1", 7))
     first, second = bench.connect(1), bench.connect(2)
     bench.does(Broadcast((1, 2, 3), Committed(term=1, step=5)))
@@ -495,7 +495,7 @@ def test_a_broadcast_goes_to_all_who_are_there_and_is_encoded_once(bench: Bench)
     assert first.frames[0] is second.frames[0]
 
 
-def test_an_agent_s_message_is_handled_at_once_where_no_turn_is_under_way(bench: Bench) -> None:
+def test_a_message_is_handled_immediately_if_no_transaction_is_running(bench: Bench) -> None:
     connection = bench.connect(1)
     bench.machine.answers = [[_say(1, 1)], [Persist(_record(2)), _say(1, 2)], [_say(1, 3)], [_say(1, 4)]]
     seen = len(bench.machine.seen)
@@ -520,7 +520,7 @@ def test_an_agent_s_message_is_handled_at_once_where_no_turn_is_under_way(bench:
     assert (connection.said, bench.stored_term()) == ([1, 2, 3, 4], 2)
 
 
-def test_what_breaks_while_an_agent_s_message_is_handled_stops_the_shell(bench: Bench) -> None:
+def test_an_error_while_handling_an_agent_message_stops_the_shell(bench: Bench) -> None:
     bench.connect(1)
     bench.machine.answers.append([Emit(_event(5))])
 
@@ -535,7 +535,7 @@ def test_what_breaks_while_an_agent_s_message_is_handled_stops_the_shell(bench: 
     assert len(bench.machine.seen) == seen + 1
 
 
-def test_one_at_a_time_in_the_order_in_which_they_were_asked_for() -> None:
+def test_the_transaction_lock_is_granted_to_one_task_at_a_time_in_order() -> None:
     async def main() -> list[int]:
         turns, story = TransactionLock(), list[int]()
 

@@ -69,7 +69,9 @@ def welcomed(coordinator: CoordinatorProcess, node: str) -> float:
 
 
 @pytest.mark.parametrize("words", [b"", b"GET /status HTTP/1.1\r\nX-a: "], ids=["idle", "slow"])
-def test_a_crowd_keeps_no_agent_out(tmp_path: Path, connect: Connect, words: bytes) -> None:
+def test_many_unauthenticated_connections_keep_no_agent_from_joining(
+    tmp_path: Path, connect: Connect, words: bytes
+) -> None:
     """More connections than the limit of open files, renewed as fast as the coordinator drops them."""
     began = time.monotonic()
     with CoordinatorProcess(tmp_path, config={"lease_s": 600.0}) as coordinator, coordinator.agent() as first:
@@ -86,7 +88,7 @@ def test_a_crowd_keeps_no_agent_out(tmp_path: Path, connect: Connect, words: byt
         check_few_lines(coordinator, 6, began)
 
 
-def test_who_says_nothing_is_dropped_and_who_has_shown_the_token_stays(tmp_path: Path, connect: Connect) -> None:
+def test_silent_connections_are_dropped_and_authenticated_ones_are_kept(tmp_path: Path, connect: Connect) -> None:
     with CoordinatorProcess(tmp_path, config={"lease_s": 600.0}) as coordinator, coordinator.agent() as agent:
         send_message(agent, hello("n0"))
         assert isinstance(receive_message(agent), Welcome)
@@ -115,7 +117,7 @@ def test_who_says_nothing_is_dropped_and_who_has_shown_the_token_stays(tmp_path:
         (UPGRADE.replace(b"websocket", b"h2c"), b"401"),
     ],
 )
-def test_whatever_a_stranger_says_it_is_refused_at_once(
+def test_requests_without_the_token_are_refused_immediately(
     shared: CoordinatorProcess, connect: Connect, words: bytes, status: bytes
 ) -> None:
     before = len(shared.log)
@@ -131,15 +133,13 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoordinatorProc
         yield running
 
 
-def test_metrics_are_open_on_loopback_for_one_request_a_connection(
-    shared: CoordinatorProcess, connect: Connect
-) -> None:
+def test_loopback_metrics_allow_one_request_per_connection(shared: CoordinatorProcess, connect: Connect) -> None:
     received = answer(connect(shared), b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 20)
     assert received.count(b"HTTP/1.1 200") == 1
     assert b"holdfast_" in received
 
 
-def test_a_thousand_wrong_requests_are_a_few_lines(tmp_path: Path, connect: Connect) -> None:
+def test_a_thousand_wrong_requests_cause_few_log_lines(tmp_path: Path, connect: Connect) -> None:
     began = time.monotonic()
     with CoordinatorProcess(tmp_path) as coordinator:
         for words in (UPGRADE, b"\x00\r\n\r\n", POST + b"Authorization: Bearer no\r\n\r\n", UPGRADE + HEAVY[:4096]):
@@ -156,14 +156,14 @@ def test_a_body_that_is_too_large_ends_the_connection(shared: CoordinatorProcess
     assert b"larger than" in received
 
 
-def test_a_body_that_does_not_come_is_not_waited_for(tmp_path: Path, connect: Connect) -> None:
+def test_an_incomplete_body_times_out(tmp_path: Path, connect: Connect) -> None:
     with CoordinatorProcess(tmp_path, body_s=0.2) as coordinator:
         head = POST + f"Authorization: Bearer {coordinator.entry.token}\r\n".encode()
         received = answer(connect(coordinator), head + b"Content-Length: 100\r\n\r\nx")
         assert b"did not end within 0.2 s" in received
 
 
-def test_who_does_not_speak_tls_is_dropped(tmp_path: Path, connect: Connect) -> None:
+def test_connections_without_tls_are_dropped(tmp_path: Path, connect: Connect) -> None:
     began = time.monotonic()
     cert, key = make_certificate(tmp_path)
     with CoordinatorProcess(tmp_path, tls_cert=cert, tls_key=key, token="t") as coordinator:
@@ -183,7 +183,7 @@ def test_who_does_not_speak_tls_is_dropped(tmp_path: Path, connect: Connect) -> 
         check_few_lines(coordinator, 8, began)
 
 
-def test_those_who_wait_for_events_are_so_many(tmp_path: Path, connect: Connect) -> None:
+def test_the_number_of_waiting_event_requests_is_limited(tmp_path: Path, connect: Connect) -> None:
     """Hundreds of followers with a valid token must not delay the coordinator's other work."""
     with CoordinatorProcess(tmp_path) as coordinator:
         head = f" HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {coordinator.entry.token}\r\n\r\n".encode()
