@@ -30,7 +30,7 @@ sys.exit(children.main())
     ("error", "code", "words"),
     [("KeyboardInterrupt", EXIT_INTERRUPTED, ""), ("ValueError('odd')", EXIT_OUR_FAULT, "ValueError: odd\n")],
 )
-def test_one_that_is_told_to_end_while_it_begins_says_nothing(error: str, code: int, words: str) -> None:
+def test_a_child_interrupted_at_its_start_prints_no_traceback(error: str, code: int, words: str) -> None:
     """A pool may take its node back immediately, but an error of holdfast is reported in full."""
     spec = JobSpec(name="a", script="/train.py")
     settings = AgentSettings(spec=spec, coordinator="http://127.0.0.1:9", token="", node="n", folder="/", digest="")
@@ -42,7 +42,7 @@ def test_one_that_is_told_to_end_while_it_begins_says_nothing(error: str, code: 
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.05, 0.1, 0.2, 0.3, 0.5])
-def test_one_that_is_told_to_end_while_it_imports_shows_no_traceback(
+def test_a_child_interrupted_during_imports_prints_no_traceback(
     after_s: float, capfd: pytest.CaptureFixture[str]
 ) -> None:
     spec = JobSpec(name="a", script="/train.py")

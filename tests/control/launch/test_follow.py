@@ -63,7 +63,7 @@ def _followed(coordinator: _Coordinator) -> list[ReadEvent]:
     return asyncio.run(follow())
 
 
-def test_events_come_whole_however_the_bytes_are_cut() -> None:
+def test_events_are_complete_however_the_stream_is_split() -> None:
     lines = _event(1, why="one\u2028line\x85still") + _event(2) + _event(3)
     coordinator = _Coordinator(_parts(*(lines[place : place + 1] for place in range(len(lines)))))
     events = _followed(coordinator)
@@ -73,14 +73,14 @@ def test_events_come_whole_however_the_bytes_are_cut() -> None:
     assert coordinator.asked == ["0", "3"]
 
 
-def test_a_lost_connection_costs_no_event_and_doubles_none() -> None:
+def test_a_lost_connection_neither_drops_nor_repeats_events() -> None:
     half = _event(3)[:5]
     coordinator = _Coordinator(_parts(_event(1), _event(2) + half, cut=True), 503, _parts(_event(3)))
     assert [event.seq for event in _followed(coordinator)] == [1, 2, 3]
     assert coordinator.asked == ["0", "2", "2", "3"]
 
 
-def test_a_coordinator_says_all_that_happens_in_one_answer(tmp_path: Path) -> None:
+def test_a_coordinator_streams_all_events_in_one_response(tmp_path: Path) -> None:
     asked: list[str] = []
 
     async def ask(request: httpx.Request) -> None:

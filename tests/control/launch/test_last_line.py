@@ -34,7 +34,7 @@ def standing_after(steps: int, saved: int = 0) -> JobProgress:
     return standing
 
 
-def test_it_says_what_is_there(tmp_path: Path) -> None:
+def test_the_last_line_reports_the_saved_step_and_lost_steps(tmp_path: Path) -> None:
     assert standing_after(5).describe(str(tmp_path / "none")) == "nothing is saved: 5 steps are lost"
     assert JobProgress([]).describe(str(tmp_path)) == "no step was done yet"
     save(tmp_path, 3)
@@ -43,7 +43,7 @@ def test_it_says_what_is_there(tmp_path: Path) -> None:
     assert standing_after(7, 5).describe(str(tmp_path)).endswith("from there; 2 later steps are lost")
 
 
-def test_what_is_gone_or_cut_short_meanwhile_is_said(tmp_path: Path) -> None:
+def test_the_last_line_reports_a_missing_or_truncated_checkpoint(tmp_path: Path) -> None:
     save(tmp_path, 3)
     save(tmp_path, 5)
     (tmp_path / name_of(5).folder / "part").write_bytes(b"12")
@@ -56,12 +56,12 @@ def test_what_is_gone_or_cut_short_meanwhile_is_said(tmp_path: Path) -> None:
     assert standing_after(5, 5).describe(str(tmp_path)).endswith("no more; nothing is saved: 5 steps are lost")
 
 
-def test_a_directory_that_cannot_be_looked_at_is_said() -> None:
+def test_the_last_line_reports_an_unreadable_checkpoint_directory() -> None:
     line = standing_after(5, 5).describe("nonsense://there/checkpoints")
     assert line.startswith("step 5 was saved; what is there now cannot be seen in nonsense://there/checkpoints: ")
 
 
-def test_it_knows_whether_the_job_has_ended() -> None:
+def test_progress_tracks_whether_the_job_has_ended() -> None:
     """An agent that ends with its failed job, after being a standby, must not be reported as ended before it joined."""
     standing = JobProgress([])
     states: list[bool] = []

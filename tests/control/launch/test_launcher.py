@@ -122,7 +122,7 @@ def world(tmp_path: Path, warm_commands: str) -> Iterator[World]:
         os.kill(pid, signal.SIGKILL)
 
 
-def test_a_job_runs_to_its_end_and_leaves_nothing(world: World) -> None:
+def test_a_job_runs_to_its_end_and_leaves_no_files_or_processes(world: World) -> None:
     with world.job("--steps", "12", options=("--nodes", "3")) as job:
         assert job.wait_exit() == 0
     steps = [event.step for event in job.all(StepCommitted)]
@@ -135,7 +135,7 @@ def test_a_job_runs_to_its_end_and_leaves_nothing(world: World) -> None:
     world.check_nothing_is_left()
 
 
-def test_a_job_that_is_done_is_still_done_when_it_is_run_again(world: World) -> None:
+def test_a_finished_job_that_is_run_again_makes_no_steps(world: World) -> None:
     """Its nodes are new, and one of them has a name that the job never knew."""
     store = ("--store", f"sqlite:{world.folder}/store.sqlite")
     with world.job("--steps", "3", options=(*store, "--nodes", "1"), warm=True) as job:
@@ -146,7 +146,7 @@ def test_a_job_that_is_done_is_still_done_when_it_is_run_again(world: World) -> 
     world.check_nothing_is_left()
 
 
-def test_a_job_outlives_a_killed_node(world: World) -> None:
+def test_a_job_finishes_after_a_node_is_killed(world: World) -> None:
     with world.job("--steps", "60", options=("--nodes", "3"), warm=True) as job:
         job.wait(StepCommitted, step=5)
         job.signal_node("node-1")
@@ -184,7 +184,7 @@ def test_a_killed_coordinator_is_replaced_at_the_same_address(world: World) -> N
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGHUP, 75)])
-def test_a_signal_ends_everything(world: World, number: int, code: int) -> None:
+def test_a_signal_ends_all_processes_of_the_run(world: World, number: int, code: int) -> None:
     with world.job("--steps", "1000000", options=("--nodes", "3")) as job:
         job.wait(StepCommitted, step=3)
         assert job.process is not None
@@ -194,7 +194,7 @@ def test_a_signal_ends_everything(world: World, number: int, code: int) -> None:
     world.check_nothing_is_left()
 
 
-def test_a_signal_ends_what_is_stopped_too(world: World) -> None:
+def test_a_signal_also_ends_stopped_processes(world: World) -> None:
     with world.job("--steps", "1000000", options=("--nodes", "2")) as job:
         job.wait(StepCommitted, step=3)
         assert job.process is not None
@@ -206,7 +206,7 @@ def test_a_signal_ends_what_is_stopped_too(world: World) -> None:
     world.check_nothing_is_left()
 
 
-def test_a_signal_while_it_starts_ends_everything(world: World) -> None:
+def test_a_signal_during_startup_ends_all_processes(world: World) -> None:
     with world.job("--steps", "1000000", options=("--nodes", "2")) as job:
         wait_until(lambda: any("agent:node-1" in command for command in world.processes().values()), "the agents")
         assert job.process is not None
@@ -215,7 +215,7 @@ def test_a_signal_while_it_starts_ends_everything(world: World) -> None:
     world.check_nothing_is_left()
 
 
-def test_nothing_survives_a_killed_run(world: World) -> None:
+def test_no_process_survives_a_killed_run(world: World) -> None:
     with world.job("--steps", "1000000", options=("--nodes", "2")) as job:
         job.wait(StepCommitted, step=3)
         job.signal_node("node-1", signal.SIGSTOP)
@@ -225,7 +225,7 @@ def test_nothing_survives_a_killed_run(world: World) -> None:
     wait_until(lambda: not list(world.temporary.iterdir()), "the folder to go")
 
 
-def test_the_snapshots_of_a_killed_run_go_with_it(world: World, tmp_path: Path) -> None:
+def test_the_snapshots_of_a_killed_run_are_removed(world: World, tmp_path: Path) -> None:
     memory = tmp_path / "memory"
     options = ("--nodes", "2", "--snapshot-every", "5", "--snapshot-dir", str(memory))
     with world.job("--steps", "1000000", options=options) as job:
@@ -237,7 +237,7 @@ def test_the_snapshots_of_a_killed_run_go_with_it(world: World, tmp_path: Path) 
     wait_until(lambda: not list(memory.iterdir()), "the snapshots to go")
 
 
-def test_what_a_killed_run_has_left_goes_with_the_next_one(world: World, tmp_path: Path) -> None:
+def test_the_next_run_removes_the_folders_of_a_killed_run(world: World, tmp_path: Path) -> None:
     """If the zygote is killed as well, no process of the run is left to remove its folders."""
     memory = tmp_path / "memory"
     options = ("--nodes", "1", "--snapshot-every", "5", "--snapshot-dir", str(memory))
@@ -260,7 +260,7 @@ def test_what_a_killed_run_has_left_goes_with_the_next_one(world: World, tmp_pat
     world.check_nothing_is_left()
 
 
-def test_a_standby_that_is_frozen_is_ended_and_another_one_is_started(world: World) -> None:
+def test_a_frozen_standby_is_ended_and_replaced(world: World) -> None:
     with world.job("--steps", "1000000", options=("--nodes", "1", "--standbys", "1")) as job:
         job.wait(StepCommitted, step=3)
         frozen = world.process("agent:standby-0")
@@ -280,7 +280,7 @@ def test_a_standby_that_ends_with_the_job_is_not_reported(world: World) -> None:
     world.check_nothing_is_left()
 
 
-def test_a_terminal_that_goes_away_ends_no_job_that_was_started_with_nohup(world: World) -> None:
+def test_a_job_started_with_nohup_survives_sighup(world: World) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with world.job("--steps", "1000000", options=("--nodes", "1")) as job:
@@ -295,7 +295,7 @@ def test_a_terminal_that_goes_away_ends_no_job_that_was_started_with_nohup(world
         signal.signal(signal.SIGHUP, before)
 
 
-def test_workers_of_a_killed_agent_end_even_when_they_are_stopped(world: World) -> None:
+def test_workers_of_a_killed_agent_end_even_if_they_are_stopped(world: World) -> None:
     with world.job("--steps", "1000000", options=("--nodes", "2", "--workers-per-node", "2")) as job:
         job.wait(StepCommitted, step=3)
         agent, workers = job.pids("node-1")
@@ -305,7 +305,7 @@ def test_workers_of_a_killed_agent_end_even_when_they_are_stopped(world: World) 
 
 
 @pytest.mark.parametrize(("fault", "kind"), [("freeze", "lease_expired"), ("exit", "connection_lost")])
-def test_a_whole_node_can_be_made_to_fail(world: World, fault: str, kind: str) -> None:
+def test_a_fault_can_be_injected_into_a_whole_node(world: World, fault: str, kind: str) -> None:
     with world.job("--steps", "1000000", options=("--nodes", "3", "--allow-faults"), warm=True) as job:
         job.wait(StepCommitted, step=3)
         agent, _ = job.pids("node-1")
@@ -318,7 +318,7 @@ def test_a_whole_node_can_be_made_to_fail(world: World, fault: str, kind: str) -
             job.wait(NodesJoined, lambda e: "node-1" in e.names, since=since)
 
 
-def test_nodes_can_be_added(world: World) -> None:
+def test_nodes_can_be_added_to_a_running_job(world: World) -> None:
     with world.job("--steps", "1000000", options=("--nodes", "1"), warm=True) as job:
         job.wait(StepCommitted, step=3)
         assert cli(world, "scale", "+2") == (0, "2 more nodes are on the way\n", "")
@@ -326,7 +326,7 @@ def test_nodes_can_be_added(world: World) -> None:
         job.wait(NodesJoined, lambda e: "node-2" in e.names)
 
 
-def test_what_a_killed_node_had_in_memory_is_gone_with_it(world: World, tmp_path: Path) -> None:
+def test_the_snapshots_of_a_killed_node_are_removed(world: World, tmp_path: Path) -> None:
     memory = tmp_path / "memory"
     options = ("--nodes", "2", "--snapshot-every", "5", "--snapshot-dir", str(memory))
     with world.job("--steps", "1000000", options=options) as job:
@@ -337,7 +337,7 @@ def test_what_a_killed_node_had_in_memory_is_gone_with_it(world: World, tmp_path
         assert len(list(memory.iterdir())) == 1
 
 
-def test_a_node_that_ends_before_it_has_joined_is_told_of(world: World) -> None:
+def test_a_node_that_ends_before_it_has_joined_is_reported(world: World) -> None:
     held = world.folder / "held"
     waits = world.folder / "waits.sh"
     waits.write_text(f"#!/bin/sh\nwhile [ -e {held} ]; do sleep 0.05; done\n")
@@ -352,7 +352,7 @@ def test_a_node_that_ends_before_it_has_joined_is_told_of(world: World) -> None:
         held.unlink()
 
 
-def test_nodes_for_which_too_few_files_may_be_open_are_refused_and_the_job_goes_on(world: World) -> None:
+def test_added_nodes_over_the_open_file_limit_are_not_started(world: World) -> None:
     with world.job("--steps", "1000000", options=("--nodes", "1")) as job:
         job.wait(StepCommitted, step=3)
         assert job.process is not None
@@ -366,7 +366,7 @@ def test_nodes_for_which_too_few_files_may_be_open_are_refused_and_the_job_goes_
         wait_until(lambda: words in job.output_file.read_text(), "the refusal")
 
 
-def test_a_job_that_begins_with_too_many_nodes_for_its_files_is_not_begun(world: World) -> None:
+def test_a_job_whose_first_nodes_exceed_the_open_file_limit_is_refused(world: World) -> None:
     command = (sys.executable, "-m", "holdfast", "run", "--nodes", "9", str(TRAINING))
     shell = ("bash", "-c", 'ulimit -n 64 && exec "$0" "$@"', *command)
     done = subprocess.run(shell, env={**os.environ, **world.environment}, capture_output=True, text=True, check=False)
@@ -378,7 +378,7 @@ def test_a_job_that_begins_with_too_many_nodes_for_its_files_is_not_begun(world:
     world.check_nothing_is_left()
 
 
-def test_a_script_that_fails_fails_the_job(world: World) -> None:
+def test_an_exception_in_the_script_fails_the_job(world: World) -> None:
     with world.job("--crash", "exception", options=("--nodes", "2"), warm=True) as job:
         assert job.wait_exit() == 1
     output = job.output_file.read_text()
@@ -388,7 +388,7 @@ def test_a_script_that_fails_fails_the_job(world: World) -> None:
     world.check_nothing_is_left()
 
 
-def test_bad_input_of_a_script_is_bad_input(world: World) -> None:
+def test_bad_input_in_the_script_ends_the_job_as_bad_input(world: World) -> None:
     with world.job("--crash", "bad-input", options=("--nodes", "2"), warm=True) as job:
         assert job.wait_exit() == 2
     output = job.output_file.read_text()
@@ -397,7 +397,7 @@ def test_bad_input_of_a_script_is_bad_input(world: World) -> None:
     world.check_nothing_is_left()
 
 
-def test_a_script_that_fails_after_its_last_step_is_told(world: World) -> None:
+def test_a_script_that_fails_after_its_last_step_fails_the_run(world: World) -> None:
     with world.job("--steps", "3", "--tail", "4", options=("--nodes", "2"), warm=True) as job:
         assert job.wait_exit() == 1
     assert job.all(JobFinished)

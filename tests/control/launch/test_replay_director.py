@@ -44,7 +44,7 @@ class FakeLauncher:
         self._note(why)
 
 
-def test_nodes_come_and_go_in_order_and_not_before_their_time() -> None:
+def test_nodes_are_started_and_killed_in_trace_order_and_not_early() -> None:
     async def run() -> None:
         director = TraceRun(select_window(parse_trace(TRACE), end=500), SPEED)
         assert director.waits_without_nodes, "more nodes will come"
@@ -65,7 +65,7 @@ def test_nodes_come_and_go_in_order_and_not_before_their_time() -> None:
     asyncio.run(run())
 
 
-def test_events_of_an_earlier_run_are_not_this_replays() -> None:
+def test_events_of_an_earlier_run_are_ignored() -> None:
     """A resumed journal repeats old events: their processes are gone, and their pids may belong to others."""
 
     async def run() -> None:
@@ -80,7 +80,7 @@ def test_events_of_an_earlier_run_are_not_this_replays() -> None:
     asyncio.run(run())
 
 
-def test_a_lost_node_takes_its_newest_workers_with_it() -> None:
+def test_a_removed_node_has_its_newest_workers_killed() -> None:
     async def run() -> None:
         director = TraceRun(select_window(parse_trace("seconds,event,node\n0,add,a\n1,remove,a\n")), SPEED)
         code = "import time; time.sleep(100)"

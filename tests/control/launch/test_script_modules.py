@@ -26,18 +26,18 @@ def folder(tmp_path: Path) -> Path:
     ("name", "file"),
     [("training.deep.train", "training/deep/train.py"), ("training.deep", "training/deep/__main__.py")],
 )
-def test_a_module_or_a_packages_main_is_found_without_running_any_of_it(folder: Path, name: str, file: str) -> None:
+def test_a_module_or_package_main_is_found_without_importing_it(folder: Path, name: str, file: str) -> None:
     assert module_file(name, [str(folder)]) == str(folder / file)
     assert with_script(JobSpec(module=name), str(folder)).script == str(folder / file)
 
 
 @pytest.mark.parametrize("name", ["training", "training.deep.other", "training.deep.train.more", "nothing_at_all"])
-def test_one_that_is_not_there_is_refused(folder: Path, name: str) -> None:
+def test_a_missing_module_is_refused(folder: Path, name: str) -> None:
     with pytest.raises(BadInputError, match=f"there is no module {name} of Python in {folder}"):
         module_file(name, [str(folder)])
 
 
-def test_a_script_beside_it_is_refused() -> None:
+def test_a_script_together_with_a_module_is_refused() -> None:
     with pytest.raises(BadInputError, match=r"script is train\.py and module is training: give one of them"):
         with_script(JobSpec(script="train.py", module="training"), "/")
     assert with_script(JobSpec(script="train.py"), "/") == JobSpec(script="train.py")

@@ -27,7 +27,7 @@ def make_bytecode(path: Path) -> None:
 
 @pytest.mark.parametrize("make", [make_zip, make_bytecode])
 @pytest.mark.parametrize("name", ["train", "train.py", "train.pyz"])
-def test_what_python_runs_without_source_is_accepted_under_any_name(
+def test_archives_and_bytecode_are_accepted_under_any_name(
     tmp_path: Path, make: Callable[[Path], None], name: str
 ) -> None:
     script = tmp_path / name
@@ -44,7 +44,7 @@ def test_what_python_runs_without_source_is_accepted_under_any_name(
         (b"#!/bin/bash\nif true; then\n", "s.pyz, line 2 is not valid Python: invalid syntax"),
     ],
 )
-def test_what_python_cannot_run_is_refused(tmp_path: Path, content: bytes, why: str) -> None:
+def test_a_script_with_a_syntax_error_is_refused(tmp_path: Path, content: bytes, why: str) -> None:
     script = tmp_path / "s.pyz"
     script.write_bytes(content)
     with pytest.raises(BadInputError, match=why):

@@ -29,7 +29,7 @@ def with_standbys(*standbys: str) -> StandbyRefill:
     return refilling
 
 
-def test_where_one_has_taken_a_place_another_is_started_once() -> None:
+def test_a_standby_that_joins_the_job_is_replaced_once() -> None:
     refilling = with_standbys("standby-0")
     refilling.on_agent_ended("node-1", KILLED)
     assert refilling.count_missing(3) == 0, "the standby still waits"
@@ -39,13 +39,13 @@ def test_where_one_has_taken_a_place_another_is_started_once() -> None:
     assert refilling.count_missing(4) == 0
 
 
-def test_where_one_dies_another_is_started() -> None:
+def test_a_killed_standby_is_replaced() -> None:
     refilling = with_standbys("standby-0", "standby-1")
     refilling.on_agent_ended("standby-1", KILLED)
     assert refilling.count_missing(4) == 1
 
 
-def test_a_node_that_gives_its_place_away_and_waits_is_a_standby() -> None:
+def test_a_node_replaced_by_a_standby_becomes_a_standby_itself() -> None:
     refilling = with_standbys("standby-0")
     refilling.on_event(joined("standby-0"))
     assert refilling.count_missing(4) == 0, "node-1 runs and is about to wait"
@@ -54,7 +54,7 @@ def test_a_node_that_gives_its_place_away_and_waits_is_a_standby() -> None:
     assert refilling.count_missing(3) == 1
 
 
-def test_one_that_leaves_as_it_was_asked_or_is_of_no_use_is_not_replaced() -> None:
+def test_a_standby_that_is_done_or_unusable_is_not_replaced() -> None:
     for code in (EXIT_DONE, EXIT_BAD_INPUT):
         refilling = with_standbys("standby-0")
         refilling.on_agent_ended("standby-0", code)
@@ -62,7 +62,7 @@ def test_one_that_leaves_as_it_was_asked_or_is_of_no_use_is_not_replaced() -> No
         assert not refilling.has_given_up
 
 
-def test_none_is_started_for_ever() -> None:
+def test_repeatedly_failing_standbys_are_replaced_at_most_three_times() -> None:
     refilling = with_standbys("standby-0")
     started = 0
     refilling.on_agent_ended("standby-0", EXIT_FAILED)
@@ -76,7 +76,7 @@ def test_none_is_started_for_ever() -> None:
     assert refilling.has_given_up
 
 
-def test_one_that_was_warm_leaves_as_many_tries_as_before() -> None:
+def test_a_ready_standby_resets_the_number_of_attempts() -> None:
     refilling = with_standbys("standby-0")
     for number in range(20):
         refilling.on_agent_ended(f"standby-{number}", KILLED)
@@ -85,7 +85,7 @@ def test_one_that_was_warm_leaves_as_many_tries_as_before() -> None:
         refilling.on_event(warm(f"standby-{number + 1}"))
 
 
-def test_none_is_started_for_a_job_that_is_over() -> None:
+def test_no_standby_is_started_after_the_end_of_the_job() -> None:
     refilling = with_standbys("standby-0")
     refilling.on_event(joined("standby-0"))
     end = JobFinished(time=0.0, job="j", term=1, generation=1, reason="completed", steps=3, samples=9, final_loss=None)
@@ -93,7 +93,7 @@ def test_none_is_started_for_a_job_that_is_over() -> None:
     assert refilling.count_missing(3) == 0
 
 
-def test_a_job_without_standbys_starts_none() -> None:
+def test_a_job_without_standbys_starts_no_standby() -> None:
     refilling = StandbyRefill((), 3)
     refilling.on_agent_ended("node-1", KILLED)
     assert refilling.count_missing(2) == 0

@@ -16,7 +16,7 @@ def left(name: str, reason: str) -> NodeLeft:
     return NodeLeft(time=0.0, job="j", term=1, generation=1, node=name, reason=reason)
 
 
-def test_nodes_are_those_that_have_joined_and_not_left() -> None:
+def test_current_nodes_have_joined_and_not_left() -> None:
     standing = JobProgress(())
     for event in (joined("node-0", 1), joined("far", 2), left("node-0", "drained")):
         standing.on_event(event)

@@ -80,7 +80,7 @@ def ended(pool: FakePool) -> list[str]:
     return printed
 
 
-def test_what_is_queued_does_not_begin_on_what_others_leave() -> None:
+def test_queued_jobs_do_not_start_on_nodes_of_suspended_jobs() -> None:
     pool = FakePool(a="admitted", b="queued", c="queued")
     pool.saves["c"] = pool.saves["b"] = False
     pool.before = lambda words: None if "admitted" not in (pool.states["b"], pool.states["c"]) else pytest.fail(words)
@@ -88,7 +88,7 @@ def test_what_is_queued_does_not_begin_on_what_others_leave() -> None:
     assert pool.states == {"a": "suspended", "b": "queued", "c": "queued"}
 
 
-def test_one_that_begins_just_then_waits_again_although_it_keeps_no_checkpoints() -> None:
+def test_a_job_that_starts_during_the_shutdown_is_queued_again() -> None:
     pool = FakePool(a="admitted", b="queued", c="queued")
     pool.saves["b"] = False
 
@@ -101,7 +101,7 @@ def test_one_that_begins_just_then_waits_again_although_it_keeps_no_checkpoints(
     assert pool.states == {"a": "stopped", "b": "queued", "c": "queued"}
 
 
-def test_one_whose_answer_was_lost_and_that_has_begun_waits_again_too() -> None:
+def test_a_started_job_is_queued_again_if_a_reply_was_lost() -> None:
     pool = FakePool(a="admitted", b="queued")
     pool.saves["b"] = False
 
@@ -116,7 +116,7 @@ def test_one_whose_answer_was_lost_and_that_has_begun_waits_again_too() -> None:
     assert printed == ["holdfast: jobs cannot be saved yet: no pool answers"]
 
 
-def test_one_that_was_stopped_meanwhile_keeps_no_other_out_of_the_queue() -> None:
+def test_a_stopped_job_does_not_prevent_queueing_the_other_jobs() -> None:
     pool = FakePool(a="queued", b="queued", c="queued")
 
     def stopped(words: str) -> None:
@@ -129,7 +129,7 @@ def test_one_that_was_stopped_meanwhile_keeps_no_other_out_of_the_queue() -> Non
     assert printed == ["holdfast: queued jobs (a, b, c) could not be queued again yet: job b is over"]
 
 
-def test_what_was_suspended_before_stays_so_and_a_name_that_is_anothers_by_now_is_left_alone() -> None:
+def test_a_job_suspended_before_the_shutdown_stays_suspended() -> None:
     pool = FakePool(a="suspended", b="admitted", c="queued")
     pool.saves["b"] = False
     ended(pool)

@@ -35,13 +35,13 @@ class Bench:
         return there - set(OTHERS)
 
 
-def test_the_records_of_jobs_that_nobody_knows_are_removed() -> None:
+def test_records_of_unknown_jobs_are_removed() -> None:
     bench = Bench(("a", 1), ("a", 2), ("b", 3))
     bench.known = [job_key("a", 2)]
     assert bench.sweep() == {job_key("a", 2)}
 
 
-def test_whoever_is_forgotten_meanwhile_follows() -> None:
+def test_the_record_of_a_forgotten_job_is_removed_at_the_next_sweep() -> None:
     bench = Bench(("a", 1))
     bench.known = [job_key("a", 1)]
     bench.sweep()
@@ -54,7 +54,7 @@ def test_whoever_is_forgotten_meanwhile_follows() -> None:
     assert bench.sweep() == set()
 
 
-def test_a_coordinator_that_is_about_to_end_has_its_record() -> None:
+def test_the_record_of_a_running_coordinator_is_kept() -> None:
     bench = Bench(("a", 1))
     bench.used = [job_key("a", 1)]
     assert bench.sweep() == {job_key("a", 1)}
@@ -62,7 +62,7 @@ def test_a_coordinator_that_is_about_to_end_has_its_record() -> None:
     assert bench.sweep() == set()
 
 
-def test_what_a_store_that_is_away_keeps_is_removed_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_are_removed_after_an_unavailable_store_returns(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(("a", 1))
 
     def away(*_: object) -> Listing:
@@ -76,7 +76,7 @@ def test_what_a_store_that_is_away_keeps_is_removed_later(monkeypatch: pytest.Mo
     assert bench.sweep() == set()
 
 
-def test_a_pool_removes_what_its_earlier_jobs_have_left(tmp_path: Path) -> None:
+def test_a_pool_removes_the_records_of_its_earlier_jobs(tmp_path: Path) -> None:
     """Of a reused name only the newest job is kept, the only one that `holdfast jobs` shows."""
     store = SqliteStore(tmp_path / "pool.db")
     store.compare_and_swap(job_key("gone", 7), b"x", 0)
@@ -90,7 +90,7 @@ def test_a_pool_removes_what_its_earlier_jobs_have_left(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_second_server_is_refused_while_the_first_one_serves(tmp_path: Path) -> None:
+def test_a_second_server_is_refused_while_the_first_is_running(tmp_path: Path) -> None:
     with PoolProcess(tmp_path, token="t") as first:
         with pytest.raises(AssertionError, match=r"another server of pool 'pool' answers at .*, with the same store"):
             PoolProcess(tmp_path, token="t")

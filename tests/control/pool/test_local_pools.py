@@ -79,7 +79,7 @@ def serves(pool: subprocess.Popen[bytes], folder: Path) -> bool:
         return False
 
 
-def test_one_that_is_led_elsewhere_by_now_ends_and_does_not_take_itself_back(tmp_path: Path) -> None:
+def test_a_superseded_pool_ends_and_does_not_take_over_again(tmp_path: Path) -> None:
     """Two pools on one store would otherwise take it from each other forever."""
     tmp_path.chmod(0o700)
     store = f"sqlite:{tmp_path}/pool.db"
@@ -104,9 +104,7 @@ def test_one_that_is_led_elsewhere_by_now_ends_and_does_not_take_itself_back(tmp
         pool.wait()
 
 
-def test_a_server_that_dies_while_its_store_is_away_is_there_again_once_that_is(
-    tmp_path: Path, etcd: EtcdServer
-) -> None:
+def test_a_killed_server_is_restarted_once_its_store_is_available(tmp_path: Path, etcd: EtcdServer) -> None:
     tmp_path.chmod(0o700)
     pool = start(tmp_path, etcd.url)
 
@@ -127,7 +125,7 @@ def test_a_server_that_dies_while_its_store_is_away_is_there_again_once_that_is(
         pool.wait()
 
 
-def test_one_whose_store_is_not_there_at_all_does_not_begin(tmp_path: Path) -> None:
+def test_a_pool_without_a_reachable_store_does_not_start(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     pool = start(tmp_path, "etcd:http://127.0.0.1:9")
     assert pool.wait(PATIENCE_S) == EXIT_OUR_FAULT
@@ -175,7 +173,7 @@ sys.exit(local_pool.run_local_pool(settings, 1, {}, lambda line: print(line, flu
 """
 
 
-def test_what_a_killed_node_leaves_in_the_background_is_gone_before_it_is_started_again(tmp_path: Path) -> None:
+def test_background_processes_of_a_killed_node_end_before_its_restart(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     with (tmp_path / "log").open("ab") as log:
         pool = subprocess.Popen([sys.executable, "-c", _LEAVES, str(tmp_path)], stdout=log, stderr=log)
@@ -216,9 +214,7 @@ sys.exit(local_pool.run_local_pool(settings, 0, {}, lambda line: print(line, flu
 
 
 @pytest.mark.parametrize(("codes", "code"), [((2, 3), 2), ((1, 70, 4), 70), ((0, 70, 2, 4), EXIT_FAILED)])
-def test_a_server_that_finds_out_late_that_it_cannot_serve_is_not_started_again(
-    tmp_path: Path, codes: tuple[int, ...], code: int
-) -> None:
+def test_a_server_that_cannot_serve_is_not_restarted(tmp_path: Path, codes: tuple[int, ...], code: int) -> None:
     """A server that has served (0) is restarted; 4 means that another has taken over."""
     tmp_path.chmod(0o700)
     pool = [sys.executable, "-c", _FAILS, str(tmp_path), *map(str, codes)]

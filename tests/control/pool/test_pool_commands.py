@@ -119,14 +119,16 @@ def call(
         (("jobs", "--address", "http://127.0.0.1:1"), 3, "127.0.0.1:1"),
     ],
 )
-def test_what_cannot_be_is_refused(call: Call, args: tuple[str, ...], code: int, expected: str) -> None:
+def test_an_impossible_command_is_refused_in_one_line(
+    call: Call, args: tuple[str, ...], code: int, expected: str
+) -> None:
     found, output = call(*args)
     assert (found, output.count("\n")) == (code, 1), output
     assert output.startswith("holdfast: ")
     assert expected in output
 
 
-def test_a_key_that_there_is_not_is_said_with_the_nearest_one_and_its_file(call: Call) -> None:
+def test_an_unknown_key_is_refused_with_its_file_and_the_nearest_key(call: Call) -> None:
     Path("job.toml").write_text('script = "train.py"\nwieght = 2\n')
     code, output = call("submit", "job.toml")
     assert code == 2
@@ -139,7 +141,7 @@ def test_a_key_that_there_is_not_is_said_with_the_nearest_one_and_its_file(call:
     assert "job.toml: weight is 0: it must be a number above 0" in output
 
 
-def test_what_is_done_to_a_job_that_is_there_and_to_one_that_is_over(call: Call) -> None:
+def test_impossible_commands_for_running_and_finished_jobs_are_refused(call: Call) -> None:
     code, output = call("submit", "--nodes", "1:2", "--name", "one", "train.py")
     assert code == 0
     assert "one  runs on" in output
@@ -194,9 +196,7 @@ def agent_says(
     return msgspec.msgpack.decode(data, type=Refused | Welcome)
 
 
-def test_a_node_with_another_script_and_one_that_comes_by_an_old_grant_are_none_of_the_job(
-    pool: PoolProcess, call: Call
-) -> None:
+def test_agents_with_another_script_or_an_invalid_grant_are_refused(pool: PoolProcess, call: Call) -> None:
     assert call("submit", "--nodes", "2", "--name", "pair", "train.py")[0] == 0
     grants: dict[str, int] = {}
 
@@ -220,7 +220,7 @@ def test_a_node_with_another_script_and_one_that_comes_by_an_old_grant_are_none_
     assert "job pair is failed: too few usable nodes in the pool (needs 2): n1: script or arguments of" in output
 
 
-def test_a_node_that_is_of_no_use_to_a_job_is_said_with_the_reason(pool: PoolProcess, call: Call) -> None:
+def test_explain_shows_the_reason_of_an_unusable_node(pool: PoolProcess, call: Call) -> None:
     script = str(Path("train.py").absolute())
     assert call("submit", "--nodes", "1:2", "--name", "some", "train.py")[0] == 0
     until(lambda: len(pool.ask("GET", "/jobs/some").json()["nodes"]) == 2)
@@ -245,7 +245,7 @@ def test_a_node_that_is_of_no_use_to_a_job_is_said_with_the_reason(pool: PoolPro
     until(lambda: pool.ask("GET", "/jobs/some").json()["state"] == "stopped")
 
 
-def test_a_node_without_the_script_is_none_of_the_job(pool: PoolProcess, call: Call) -> None:
+def test_a_job_fails_if_no_node_has_its_script(pool: PoolProcess, call: Call) -> None:
     assert call("submit", "--nodes", "1", "--name", "lost", "train.py")[0] == 0
     until(lambda: pool.ask("GET", "/jobs/lost/job/status").status_code == 200)
     why = "there is no script /somewhere/train.py on it that can be read"
@@ -265,14 +265,14 @@ def test_a_node_without_the_script_is_none_of_the_job(pool: PoolProcess, call: C
     assert f"job lost is failed: too few usable nodes in the pool (needs 1): {tried[0]}: {why}; " in output
 
 
-def test_a_wrong_token_is_said(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_token_is_reported(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_TOKEN", "wrong")
     code, output = call("jobs")
     assert code == 2
     assert "token" in output
 
 
-def test_a_node_that_is_refused_was_told_why(pool: PoolProcess) -> None:
+def test_a_node_with_a_name_in_use_is_refused_with_the_remedy(pool: PoolProcess) -> None:
     with pool.node() as node:
         send_message(node, hello("n0", "b"))
         reply = receive_message(node)
@@ -295,9 +295,7 @@ def test_a_node_that_is_refused_was_told_why(pool: PoolProcess) -> None:
         ("step_s = [2.0]\nmicro_batches = -8\nsamples = 8", "pace.micro_batches is -8"),
     ],
 )
-def test_a_table_of_throughput_that_is_none_is_refused(
-    call: Call, words: tuple[str, ...], pace: str, expected: str
-) -> None:
+def test_an_invalid_throughput_table_is_refused(call: Call, words: tuple[str, ...], pace: str, expected: str) -> None:
     Path("job.toml").write_text(f'script = "train.py"\n[pace]\n{pace}\n')
     found, output = call(*words, "job.toml")
     assert found == 2, output
@@ -305,7 +303,7 @@ def test_a_table_of_throughput_that_is_none_is_refused(
     assert output.count("\n") == 1
 
 
-def test_a_table_by_which_a_job_is_slower_with_more_nodes_is_taken_and_that_is_said(call: Call) -> None:
+def test_a_throughput_table_that_decreases_is_accepted_with_a_warning(call: Call) -> None:
     table = "step_s = [4.0, 2.0, 2.5, 0, 1.5]\nmicro_batches = 8\nsamples = 8"
     Path("job.toml").write_text(
         f'script = "train.py"\nname = "humped"\nmin_nodes = 1\nmax_nodes = 2\n[pace]\n{table}\n'
@@ -326,7 +324,7 @@ def test_a_table_by_which_a_job_is_slower_with_more_nodes_is_taken_and_that_is_s
         (("--reserve", "some"), "--reserve is some: give a number from 0 to 256, or auto"),
     ],
 )
-def test_a_pool_that_cannot_be_is_not_served(call: Call, words: tuple[str, ...], expected: str) -> None:
+def test_a_pool_with_impossible_options_is_refused(call: Call, words: tuple[str, ...], expected: str) -> None:
     found, output = call("pool", *words)
     assert found == 2, output
     assert expected in output
@@ -339,7 +337,7 @@ def weighing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PoolProcess]:
         yield pool
 
 
-def test_weights_that_would_starve_a_job_say_whom_because_of_whom_and_by_how_much(
+def test_whatif_names_the_job_starved_by_a_submission(
     weighing: PoolProcess, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOLDFAST_ADDRESS", weighing.entry.url)

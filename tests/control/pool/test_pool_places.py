@@ -33,7 +33,7 @@ def ends(pool: PoolProcess, name: str, **keys: object) -> str:
 @pytest.mark.parametrize(
     "kind", ["a text", "the pool's journal", "the store", "a job's journal", "a pipe", "a folder", "nowhere"]
 )
-def test_a_journal_is_made_where_nothing_is(tmp_path: Path, kind: str) -> None:
+def test_a_job_fails_if_its_events_path_is_in_use_or_unusable(tmp_path: Path, kind: str) -> None:
     with PoolProcess(tmp_path) as pool:
         place = {
             "the pool's journal": pool.journals / "pool.events.jsonl",
@@ -64,9 +64,7 @@ def test_a_journal_is_made_where_nothing_is(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["a text", "missing", "a pipe"])
-def test_classes_of_failures_that_cannot_be_read_fail_the_job_and_tell_nothing_of_the_file(
-    tmp_path: Path, kind: str
-) -> None:
+def test_an_invalid_failure_classes_file_fails_the_job_without_leaking_it(tmp_path: Path, kind: str) -> None:
     place = tmp_path / "place"
     if kind == "a text":
         place.write_text("root:secret:0:0\n")
@@ -79,7 +77,7 @@ def test_classes_of_failures_that_cannot_be_read_fail_the_job_and_tell_nothing_o
         pool.check_serves()
 
 
-def test_whoever_has_nothing_to_do_with_it_does_not_wait_for_a_job_that_cannot_begin(tmp_path: Path) -> None:
+def test_a_job_that_cannot_start_does_not_delay_other_requests(tmp_path: Path) -> None:
     """A job that cannot open its checkpoint folder must not delay a healthy job next to it."""
     (tmp_path / "file").write_text("")
     with PoolProcess(tmp_path) as pool:
@@ -92,7 +90,7 @@ def test_whoever_has_nothing_to_do_with_it_does_not_wait_for_a_job_that_cannot_b
             assert pool.ask("POST", "/jobs", a_job("well", preemptible=False)).status_code == 200
 
 
-def test_a_job_whose_checkpoints_take_an_age_to_read_holds_up_no_other_and_no_end(tmp_path: Path) -> None:
+def test_a_slow_checkpoint_check_delays_no_other_job_and_no_shutdown(tmp_path: Path) -> None:
     folder = tmp_path / "saved" / CheckpointName(step=1, term=1, generation=1).folder
     folder.mkdir(parents=True)
     size = 1 << 42  # A sparse file.
@@ -126,7 +124,7 @@ def test_a_job_whose_checkpoints_take_an_age_to_read_holds_up_no_other_and_no_en
         assert pool.process.wait(PATIENCE_S) == EXIT_ENDED
 
 
-def test_a_job_that_trains_is_not_failed_by_what_the_next_server_cannot_read(tmp_path: Path) -> None:
+def test_a_running_job_survives_a_server_that_cannot_read_its_files(tmp_path: Path) -> None:
     place = tmp_path / "classes.toml"
     place.write_text("")
 

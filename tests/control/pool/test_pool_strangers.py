@@ -86,7 +86,7 @@ PATHS = (
 
 
 @pytest.mark.parametrize("token", ["", "wrong", "wrong" * 1000])
-def test_without_the_token_nothing_is_answered(pool: PoolProcess, token: str) -> None:
+def test_requests_without_the_token_are_refused(pool: PoolProcess, token: str) -> None:
     with running(pool, "one"):
         for path in PATHS:
             assert pool.ask("GET", path, token=token).status_code == 401, path
@@ -97,7 +97,7 @@ def test_without_the_token_nothing_is_answered(pool: PoolProcess, token: str) ->
     assert "two" not in pool.ask("GET", "/pool").text
 
 
-def test_a_jobs_token_opens_that_jobs_coordinator_and_nothing_else(pool: PoolProcess) -> None:
+def test_the_token_of_a_job_opens_only_its_own_coordinator(pool: PoolProcess) -> None:
     with running(pool, "one") as mine, running(pool, "two") as others:
         assert mine != others
         assert pool.ask("GET", "/jobs/one/job/status", token=mine).json()["job"] == "one"
@@ -123,13 +123,13 @@ def test_a_jobs_token_opens_that_jobs_coordinator_and_nothing_else(pool: PoolPro
     until_answered(pool, "one", 401, token=mine)  # The token ends with its job.
 
 
-def test_a_job_whose_coordinator_is_not_there_yet_refuses_no_token(pool: PoolProcess) -> None:
+def test_a_request_to_a_missing_coordinator_is_answered_with_not_found(pool: PoolProcess) -> None:
     """An agent would give up after a refused token, and its node would be granted in vain."""
     with pytest.raises(InvalidStatus, match="404"), pool.node(path="/jobs/none/job/agent"):
         pass
 
 
-def test_a_later_job_of_a_name_has_another_token(pool: PoolProcess) -> None:
+def test_a_later_job_with_the_same_name_gets_another_token(pool: PoolProcess) -> None:
     with running(pool, "again") as first:
         pass
     with running(pool, "again") as second:
@@ -156,7 +156,7 @@ def test_a_later_job_of_a_name_has_another_token(pool: PoolProcess) -> None:
     ],
     ids=["empty", "no message", "deep", "large", "no hello", "unknown", "node", "session", "count", "rack"],
 )
-def test_what_is_no_message_ends_the_connection(pool: PoolProcess, data: bytes) -> None:
+def test_an_invalid_message_ends_the_connection(pool: PoolProcess, data: bytes) -> None:
     with pool.node() as node:
         node.send(data)
         with pytest.raises(ConnectionClosed):
@@ -173,13 +173,13 @@ def test_a_second_hello_ends_the_connection(pool: PoolProcess) -> None:
     assert "other" not in [one["node"] for one in pool.ask("GET", "/pool").json()["nodes"]]
 
 
-def test_a_node_of_another_version_is_told_what_to_do(pool: PoolProcess) -> None:
+def test_a_node_of_another_version_is_refused_with_a_remedy(pool: PoolProcess) -> None:
     with pool.node() as node:
         send_message(node, hello("old", protocol=PROTOCOL - 1))
         assert f"node old speaks version {PROTOCOL - 1}, and the pool {PROTOCOL}: install the same" in refused(node)
 
 
-def test_nobody_takes_the_name_of_a_node_that_is_here(pool: PoolProcess) -> None:
+def test_the_name_of_a_connected_node_cannot_be_taken_over(pool: PoolProcess) -> None:
     with pool.node() as node:
         send_message(node, hello("mine"))
         assert isinstance(receive_message(node), NodeGrant)
@@ -193,7 +193,7 @@ def test_nobody_takes_the_name_of_a_node_that_is_here(pool: PoolProcess) -> None
         assert pool.ask("POST", "/jobs/held/stop").status_code == 200
 
 
-def test_a_hello_that_is_played_again_gives_nobody_more_than_the_record_says(pool: PoolProcess) -> None:
+def test_a_replayed_hello_receives_the_recorded_grant(pool: PoolProcess) -> None:
     """A replayed hello is indistinguishable from the same node: the newest connection wins, and both may return."""
     with pool.node() as first, pool.node() as again:
         old = hello("seen")
@@ -208,7 +208,7 @@ def test_a_hello_that_is_played_again_gives_nobody_more_than_the_record_says(poo
         assert pool.ask("POST", "/jobs/kept/stop").status_code == 200
 
 
-def test_grants_that_nobody_gave_are_not_over(pool: PoolProcess) -> None:
+def test_a_node_that_reports_an_unknown_grant_is_refused(pool: PoolProcess) -> None:
     with pool.node() as node:
         send_message(node, hello("liar", stands=NodeState(ended=2**63)))
         assert f"node liar knows grant {2**63} of a pool pool that this one does not" in refused(node)
@@ -223,7 +223,7 @@ def test_grants_that_nobody_gave_are_not_over(pool: PoolProcess) -> None:
         assert pool.ask("GET", "/jobs/still").json()["nodes"] == ["of-still"]
 
 
-def test_a_node_that_floods_holds_up_no_other(pool: PoolProcess) -> None:
+def test_a_node_that_floods_the_pool_does_not_delay_other_clients(pool: PoolProcess) -> None:
     with pool.node() as node:
         send_message(node, hello("loud"))
         assert isinstance(receive_message(node), NodeGrant)
@@ -262,14 +262,14 @@ def test_a_node_that_floods_holds_up_no_other(pool: PoolProcess) -> None:
         ({"args": ["x" * MAX_BODY_BYTES]}, "larger than"),
     ],
 )
-def test_what_cannot_be_a_job_is_refused(pool: PoolProcess, keys: dict[str, object], expected: str) -> None:
+def test_an_invalid_job_is_refused(pool: PoolProcess, keys: dict[str, object], expected: str) -> None:
     answer = pool.ask("POST", "/jobs", {**a_job("bad"), **keys})
     assert answer.status_code == 400
     assert expected in answer.json()["error"]
     assert "bad" not in [job["job"] for job in pool.ask("GET", "/jobs").json()["jobs"]]
 
 
-def test_ten_megabytes_are_not_read(pool: PoolProcess) -> None:
+def test_a_request_body_of_ten_megabytes_is_refused(pool: PoolProcess) -> None:
     # The server may close the connection first.
     with contextlib.suppress(httpx.WriteError, httpx.RemoteProtocolError, httpx.ReadError):
         assert pool.ask("POST", "/jobs", b"x" * 10_000_000).status_code == 400
@@ -277,7 +277,7 @@ def test_ten_megabytes_are_not_read(pool: PoolProcess) -> None:
 
 @pytest.mark.parametrize("path", ["/jobs", "/jobs/none/suspend", "/jobs/none/update"])
 @pytest.mark.parametrize("body", [b"\xff", b"[" * 60_000, b"null", b'{"force": 3}', b'{"changes": {"x": "y"}}'])
-def test_what_is_no_request_is_refused(pool: PoolProcess, path: str, body: bytes) -> None:
+def test_an_invalid_request_body_is_refused(pool: PoolProcess, path: str, body: bytes) -> None:
     assert pool.ask("POST", path, body).status_code in (400, 404)
 
 
@@ -292,7 +292,7 @@ def test_what_is_no_request_is_refused(pool: PoolProcess, path: str, body: bytes
         ({"script": 1}, "script of a submitted job cannot be changed"),
     ],
 )
-def test_what_cannot_be_changed_is_refused(pool: PoolProcess, changes: dict[str, float], expected: str) -> None:
+def test_an_invalid_update_is_refused(pool: PoolProcess, changes: dict[str, float], expected: str) -> None:
     name = f"fixed-{time.monotonic_ns()}"
     assert pool.ask("POST", "/jobs", a_job(name)).status_code == 200
     answer = pool.ask("POST", f"/jobs/{name}/update", {"changes": changes})
@@ -301,7 +301,7 @@ def test_what_cannot_be_changed_is_refused(pool: PoolProcess, changes: dict[str,
     assert pool.ask("POST", f"/jobs/{name}/stop").status_code == 200
 
 
-def test_who_dawdles_over_a_request_is_let_go(tmp_path: Path, pool: PoolProcess) -> None:
+def test_an_incomplete_request_times_out(tmp_path: Path, pool: PoolProcess) -> None:
     """Other clients are served meanwhile."""
     with pool.connection() as slow:
         slow.sendall(

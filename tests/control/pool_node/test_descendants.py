@@ -69,7 +69,7 @@ time.sleep(30)
     [(_STUBBORN, 1, "stays"), (_STOPPED, 1, "stays"), (_FORKED_TWICE, 1, "orphan"), (_DEEP, 4, "stays")],
     ids=["ignores signals", "stopped", "forked twice", "deep"],
 )
-def test_nothing_of_a_grant_is_left(tree: str, processes: int, first: str) -> None:
+def test_all_processes_of_a_grant_are_ended(tree: str, processes: int, first: str) -> None:
     node = [sys.executable, "-c", _NODE, tree, str(processes), first]
     done = subprocess.run(node, capture_output=True, text=True, timeout=50, check=False)
     assert done.returncode == 0, done.stderr

@@ -164,7 +164,7 @@ def children(node: subprocess.Popen[bytes]) -> list[str]:
     ],
     ids=["empty", "no message", "deep", "large", "a path", "negative", "long", "unknown"],
 )
-def test_a_pool_that_does_not_speak_our_language_is_none(tmp_path: Path, data: bytes) -> None:
+def test_a_node_reconnects_after_an_invalid_message(tmp_path: Path, data: bytes) -> None:
     async def test(pool: FakePool, node: subprocess.Popen[bytes]) -> None:
         first = await pool.node()
         await first.send(data)
@@ -193,7 +193,7 @@ def test_a_pool_that_does_not_speak_our_language_is_none(tmp_path: Path, data: b
     ],
     ids=["empty", "deep", "large", "submission", "job", "host", "url", "name", "elsewhere", "packed"],
 )
-def test_what_does_not_belong_to_the_grant_is_not_started(
+def test_a_launch_that_does_not_match_the_grant_is_not_started(
     tmp_path: Path, answer: bytes, headers: dict[str, str]
 ) -> None:
     """The node asks again until the grant ends, and keeps nothing of it."""
@@ -214,7 +214,7 @@ def test_what_does_not_belong_to_the_grant_is_not_started(
     run(tmp_path, test)
 
 
-def test_grants_that_come_by_the_thousand_leave_one_and_then_none(tmp_path: Path) -> None:
+def test_only_the_newest_of_thousands_of_grants_runs(tmp_path: Path) -> None:
     async def test(pool: FakePool, node: subprocess.Popen[bytes]) -> None:
         pool.launch = launch()
         connection = await pool.node()
@@ -236,7 +236,7 @@ def test_grants_that_come_by_the_thousand_leave_one_and_then_none(tmp_path: Path
     run(tmp_path, test)
 
 
-def test_a_node_that_is_refused_says_why_and_ends(tmp_path: Path) -> None:
+def test_a_refused_node_prints_the_reason_and_ends(tmp_path: Path) -> None:
     async def test(pool: FakePool, node: subprocess.Popen[bytes]) -> None:
         connection = await pool.node()
         await say(connection, PoolRefusal(why="node n0 speaks version 4, and the pool 5: install the same holdfast"))
@@ -246,7 +246,7 @@ def test_a_node_that_is_refused_says_why_and_ends(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
-def test_a_node_whose_token_is_refused_says_where_to_give_it_and_ends(tmp_path: Path) -> None:
+def test_a_new_node_whose_token_is_refused_prints_the_reason_and_ends(tmp_path: Path) -> None:
     """A node that was welcome before stays instead: that pool will come back."""
 
     async def test(pool: FakePool, node: subprocess.Popen[bytes]) -> None:
@@ -270,7 +270,7 @@ def test_a_node_whose_token_is_refused_says_where_to_give_it_and_ends(tmp_path: 
     run(tmp_path, again)
 
 
-def test_a_node_says_that_a_script_has_come_for_which_it_was_of_no_use(tmp_path: Path) -> None:
+def test_a_node_reports_that_a_missing_script_has_appeared(tmp_path: Path) -> None:
     async def test(pool: FakePool, node: subprocess.Popen[bytes]) -> None:
         script = tmp_path / "train.py"
         pool.launch = launch(spec=JobSpec(name="one", script=str(script)))

@@ -208,7 +208,7 @@ with open({imports!r}, "a") as file:
         "nothing_can_be_imported",
     ],
 )
-def test_zygotes_of_one_mould(tmp_path: Path, story: str) -> None:
+def test_zygotes_are_forked_from_one_process_template(tmp_path: Path, story: str) -> None:
     (tmp_path / "gate").touch()
     (tmp_path / "script.py").write_text("import time\ntime.sleep(1000)\n")
     (tmp_path / "heavy.py").write_text(_HEAVY.format(gate=str(tmp_path / "gate"), imports=str(tmp_path / "imports")))

@@ -35,7 +35,7 @@ class Child:
 
 
 @pytest.mark.parametrize(("of_node", "of_job", "stays"), [(0.0, 0.0, False), (30.0, 0.0, True), (0.0, 30.0, True)])
-def test_it_stays_for_the_grace_of_the_node_or_of_the_job(
+def test_an_interrupted_node_stays_for_the_grace_of_the_node_or_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_node: float, of_job: float, stays: bool
 ) -> None:
     child, started = Child(), list[Any]()

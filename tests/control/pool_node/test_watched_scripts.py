@@ -7,7 +7,7 @@ from pathlib import Path
 from holdfast.control.pool_node.watched_scripts import WatchedScripts
 
 
-def test_each_change_is_told_once_whether_it_has_come_changed_or_gone(tmp_path: Path) -> None:
+def test_each_creation_change_or_removal_of_a_script_is_reported_once(tmp_path: Path) -> None:
     script, scripts = tmp_path / "train.py", WatchedScripts()
     scripts.add(str(script))
     for change in (lambda: script.write_text("1"), lambda: script.write_text("22"), script.unlink):
@@ -19,7 +19,7 @@ def test_each_change_is_told_once_whether_it_has_come_changed_or_gone(tmp_path: 
     assert not scripts.check_changed(), "the script is unchanged since the last check"
 
 
-def test_no_more_are_watched_than_anybody_looks_at(tmp_path: Path) -> None:
+def test_only_the_newest_scripts_are_watched(tmp_path: Path) -> None:
     scripts = WatchedScripts()
     for number in range(300):
         scripts.add(str(tmp_path / f"{number}.py"))

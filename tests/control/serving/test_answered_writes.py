@@ -10,7 +10,7 @@ from holdfast.control.serving.retrying_writer import RetryingWriter, wait_while_
 LIMIT_S = 0.001
 
 
-def test_what_waits_behind_others_writes_is_waited_for() -> None:
+def test_a_caller_waits_while_the_store_answers_earlier_writes() -> None:
     """A job submission behind a thousand joining nodes must not fail with "the store did not answer"."""
 
     async def wait() -> bool:
@@ -29,7 +29,7 @@ def test_what_waits_behind_others_writes_is_waited_for() -> None:
     assert asyncio.run(wait())
 
 
-def test_a_write_that_is_not_answered_is_not_waited_for() -> None:
+def test_an_unanswered_write_times_out() -> None:
     async def wait() -> bool:
         work = asyncio.get_running_loop().create_future()
         return await wait_while_answered(work, lambda: LIMIT_S, LIMIT_S)
@@ -37,7 +37,7 @@ def test_a_write_that_is_not_answered_is_not_waited_for() -> None:
     assert not asyncio.run(wait())
 
 
-def test_a_write_is_unanswered_until_it_is_made() -> None:
+def test_a_write_counts_as_unanswered_until_it_completes() -> None:
     async def make() -> list[float]:
         clock = iter([10.0, 13.0])
         writer = RetryingWriter(lambda: next(clock), lambda away_s: None)

@@ -39,7 +39,7 @@ def check(make_client: ClientFactory, url: str = "http://127.0.0.1:1", own: JobE
     asyncio.run(check_predecessor_ended(make_client, "j", url, own, None))
 
 
-def test_one_that_answers_is_an_error() -> None:
+def test_a_predecessor_that_answers_is_an_error() -> None:
     predecessor = Predecessor({"job": "j"})
     with pytest.raises(BadInputError, match=r"another server of job 'j' answers at http://127.0.0.1:1"):
         check(predecessor)
@@ -47,22 +47,22 @@ def test_one_that_answers_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("answer", [{"job": "other"}, {}, UnreachableError("no server answers")])
-def test_another_server_or_none_at_its_address_is_no_error(answer: dict[str, Any] | Exception) -> None:
+def test_another_server_or_none_at_the_address_is_accepted(answer: dict[str, Any] | Exception) -> None:
     predecessor = Predecessor(answer)
     check(predecessor)
     assert predecessor.closed
 
 
 @pytest.mark.parametrize("url", ["", OWN.url])
-def test_none_is_asked_without_an_address_or_at_the_own_one(url: str) -> None:
+def test_no_request_is_sent_without_an_address_or_to_the_own_address(url: str) -> None:
     check(Predecessor(AssertionError("it is asked")), url)
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1", "ftp://h:1", "http://[::1:7000"])
-def test_an_address_that_cannot_be_used_does_not_keep_a_server_from_starting(url: str) -> None:
+def test_an_unusable_address_does_not_prevent_the_start(url: str) -> None:
     check(CoordinatorClient, url)
 
 
-def test_a_certificate_that_is_gone_does_not_keep_a_server_from_starting(tmp_path: Path) -> None:
+def test_a_missing_certificate_does_not_prevent_the_start(tmp_path: Path) -> None:
     own = JobEntry(url=OWN.url, token="t", job="j", pid=1, tls_ca=str(tmp_path / "gone.pem"))
     check(CoordinatorClient, "https://127.0.0.1:1", own)

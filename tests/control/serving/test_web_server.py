@@ -20,7 +20,7 @@ from holdfast.counted_log import CountedLog
 LOG = logging.getLogger("holdfast.test_web_server")
 
 
-def test_a_request_that_still_waits_at_the_end_is_cut_off_without_an_error(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_waiting_request_is_cancelled_at_shutdown_without_an_error(caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         waits = asyncio.Event()
 
@@ -43,7 +43,7 @@ def test_a_request_that_still_waits_at_the_end_is_cut_off_without_an_error(caplo
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
-def test_an_error_of_the_application_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_of_the_application_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         async def fail(_: Request) -> Response:
             raise ValueError("odd")
