@@ -47,7 +47,7 @@ def present_at(events: list[tuple[float, bool, str]], second: float) -> set[str]
 
 @PROPERTY
 @given(rows())
-def test_what_is_written_is_read(events: list[tuple[float, bool, str]]) -> None:
+def test_a_written_trace_is_read_unchanged(events: list[tuple[float, bool, str]]) -> None:
     read = parse_trace(as_text(events))
     assert [(e.seconds, e.add, e.node) for e in read] == events
     assert [e.line for e in read] == list(range(2, len(events) + 2))
@@ -55,7 +55,7 @@ def test_what_is_written_is_read(events: list[tuple[float, bool, str]]) -> None:
 
 @PROPERTY
 @given(rows(), st.sampled_from((0.0, 0.5, 61.0, 120.0)), st.sampled_from((None, 0.5, 60.0, 200.0)))
-def test_a_window_has_the_trace_in_it(events: list[tuple[float, bool, str]], begin: float, end: float | None) -> None:
+def test_a_window_contains_the_trace(events: list[tuple[float, bool, str]], begin: float, end: float | None) -> None:
     last = events[-1][0] if end is None else end
     if last < begin or not present_at(events, begin):
         with pytest.raises(BadInputError):
@@ -97,7 +97,7 @@ def test_a_window_has_the_trace_in_it(events: list[tuple[float, bool, str]], beg
         (HEAD + "0,add\n", "line 2: there are 2 fields"),
     ],
 )
-def test_a_bad_line_is_named_with_its_rule(text: str, says: str) -> None:
+def test_an_invalid_line_is_reported_with_its_rule(text: str, says: str) -> None:
     with pytest.raises(BadInputError) as caught:
         parse_trace(text)
     assert says in str(caught.value)
@@ -108,7 +108,7 @@ def test_blank_lines_spaces_and_a_byte_order_mark_do_no_harm() -> None:
     assert read[-1] == NodeEvent(seconds=1.0, add=False, node="a", line=5)
 
 
-def test_nobody_at_the_begin_is_refused_with_a_begin_that_works() -> None:
+def test_a_begin_without_nodes_is_refused_with_one_that_works() -> None:
     trace = parse_trace(HEAD + "108,add,a\n109,remove,a\n")
     with pytest.raises(BadInputError, match="no node is there at 0 s: give --from 108"):
         select_window(trace)

@@ -38,9 +38,7 @@ NODES = st.lists(st.integers(1, 6), min_size=1, max_size=30).flatmap(
 
 @settings(max_examples=30, deadline=None)
 @given(NODES, st.integers(1, 20), st.integers(2, 6))
-def test_every_share_is_in_what_the_highest_owners_have_once_and_in_nothing_less(
-    nodes: list[str], flat_up_to: int, fan_out: int
-):
+def test_the_highest_owners_have_every_share_exactly_once(nodes: list[str], flat_up_to: int, fan_out: int):
     levels = everybodys(nodes, flat_up_to, fan_out)
     assert len({mine.owners for mine in levels}) == 1
     for number in range(len(levels[0].owners)):
@@ -70,24 +68,24 @@ def test_groups_are_small_and_levels_few(nodes: list[str], fan_out: int):
 
 @settings(max_examples=30, deadline=None)
 @given(NODES, st.integers(2, 6))
-def test_nobody_takes_in_more_than_twice_what_it_owns(nodes: list[str], fan_out: int):
+def test_no_member_receives_more_than_twice_what_it_owns(nodes: list[str], fan_out: int):
     for mine in everybodys(nodes, 1, fan_out):
         for group, owners in zip(mine.groups, mine.owners, strict=False):
             assert len(group) < 2 * owners + (owners == 1)
 
 
-def test_the_workers_of_a_node_meet_first_and_then_those_with_the_same_part():
+def test_the_first_level_is_within_nodes_and_the_next_between_equal_parts():
     nodes = ["a"] * 3 + ["b"] * 3
     assert everybodys(nodes)[4] == Levels(owners=(3, 2), groups=((3, 4, 5), (1, 4)))
     # If one node has one more worker, that worker owns nothing.
     assert everybodys(["a", "a", "b", "b", "b"])[4] == Levels(owners=(2, 2), groups=((2, 3, 4),))
 
 
-def test_nodes_that_are_too_unlike_count_for_nothing():
+def test_nodes_of_too_different_sizes_are_ignored():
     assert everybodys(["a", "b", "b", "b"], fan_out=2)[3] == Levels(owners=(2, 2), groups=((2, 3), (1, 3)))
 
 
-def test_a_number_of_nodes_that_cannot_be_divided_costs_nothing_but_one_member_more_in_some_groups():
+def test_a_prime_number_of_nodes_only_makes_some_groups_larger():
     levels = compute_levels([str(node) for node in range(1021)], 0)
     assert levels.owners == (7, 8, 8, 2)
     assert [len(group) for group in levels.groups] == [8, 8, 8, 2]
@@ -107,11 +105,11 @@ def test_small_worlds_are_flat(ranks: int):
     assert compute_levels([str(node) for node in range(ranks)], 0) == flat
 
 
-def test_so_are_small_numbers_of_nodes_with_one_worker_each():
+def test_a_few_nodes_with_one_worker_each_are_flat():
     assert compute_levels([str(node) for node in range(FAN_OUT)], 3).owners == (FAN_OUT,)
 
 
 @pytest.mark.parametrize(("member", "fan_out"), [(2, 3), (-1, 3), (0, 1)])
-def test_members_and_fan_outs_that_are_none(member: int, fan_out: int):
+def test_invalid_members_and_fan_outs_are_refused(member: int, fan_out: int):
     with pytest.raises(ValueError, match="give a member below"):
         compute_levels(["a", "b"], member, fan_out=fan_out)

@@ -22,7 +22,7 @@ def seconds(nodes: int, rounds_s: float, once_s: float, sum_s: float, micro_batc
     st.floats(0.01, 10), st.floats(0, 1), st.floats(0, 1), st.integers(8, 256), st.integers(1, 8),
     st.sets(st.integers(1, 16), min_size=4, max_size=8),
 )  # fmt: skip
-def test_what_is_as_the_model_says_is_found_from_a_few_sizes(
+def test_step_times_of_the_model_are_fitted_exactly(
     rounds_s: float, once_s: float, sum_s: float, micro_batches: int, workers: int, sizes: set[int]
 ) -> None:
     measured = {nodes: seconds(nodes, rounds_s, once_s, sum_s, micro_batches, workers) for nodes in sizes}
@@ -32,13 +32,13 @@ def test_what_is_as_the_model_says_is_found_from_a_few_sizes(
         assert predicted[nodes - 1] == pytest.approx(took, rel=1e-6)
 
 
-def test_one_size_is_taken_to_grow_well_but_not_without_end() -> None:
+def test_one_measured_size_predicts_good_but_limited_scaling() -> None:
     times = StepTimes(step_s={2: 8.0}, micro_batches=16, workers=1, flop=80.0)
     assert times.throughput(2).tolist() == pytest.approx([0.0, 80 / (8 * (2 * (1 - UNSHARED) + UNSHARED)), 10.0])
     assert 4 * times.throughput(16)[2] < times.throughput(16)[16] < 8 * times.throughput(16)[2]
 
 
-def test_rounds_make_steps_and_what_was_measured_stands() -> None:
+def test_predictions_follow_rounds_and_keep_measured_sizes() -> None:
     times = StepTimes(step_s={1: 16.0, 4: 4.2, 5: 9.0}, micro_batches=16, workers=1, flop=16.0)
     achieved = times.throughput(8)
     assert [achieved[nodes] for nodes in (0, 1, 4, 5)] == pytest.approx([0.0, 1.0, 16 / 4.2, 16 / 9])
@@ -48,7 +48,7 @@ def test_rounds_make_steps_and_what_was_measured_stands() -> None:
 
 
 @given(st.dictionaries(st.integers(1, 12), st.floats(1e-3, 1e3), min_size=1, max_size=6), st.integers(1, 64))
-def test_no_size_is_believed_to_take_no_time(step_s: dict[int, float], micro_batches: int) -> None:
+def test_no_size_is_predicted_to_take_no_time(step_s: dict[int, float], micro_batches: int) -> None:
     times = StepTimes(step_s=step_s, micro_batches=micro_batches, workers=1, flop=1.0)
     predicted = times.predicted_s(16)
     fastest, size = min((seconds, nodes) for nodes, seconds in step_s.items())
@@ -75,18 +75,18 @@ def test_a_step_that_takes_longer_with_each_node_takes_no_less_with_one() -> Non
         ({"flop": -1.0}, "flop is -1"),
     ],
 )
-def test_what_cannot_have_been_measured_is_refused(change: dict[str, object], said: str) -> None:
+def test_impossible_measurements_are_refused(change: dict[str, object], said: str) -> None:
     with pytest.raises(BadInputError, match=said):
         replace(StepTimes(step_s={1: 1.0}, micro_batches=4, workers=1, flop=1.0), **change)  # pyright: ignore
 
 
-def test_a_node_more_may_save_a_whole_round() -> None:
+def test_one_more_node_may_save_a_whole_round() -> None:
     """24 micro-batches take four rounds on seven nodes and three on eight, as measured by `make bench-pace`."""
     times = StepTimes(step_s={1: 3.6356, 7: 0.6532}, micro_batches=24, workers=1, flop=1.0)
     assert times.predicted_s(8)[7] == pytest.approx(0.4959, rel=0.1)
 
 
-def test_what_is_spread_over_places_has_fewer_replicas_that_are_faster() -> None:
+def test_replica_groups_are_fewer_and_faster_replicas() -> None:
     """Six micro-batches run on nodes of four workers.
 
     With 2 local ranks, 3 nodes need one round. With 4 local ranks, 2 nodes need three rounds.
@@ -101,6 +101,6 @@ def test_what_is_spread_over_places_has_fewer_replicas_that_are_faster() -> None
     assert times.predicted_s(8)[7] <= times.predicted_s(8)[2], "with more nodes it is as with the last that was said"
 
 
-def test_a_place_more_is_worth_a_little_less() -> None:
+def test_each_doubling_of_a_replica_group_loses_a_fixed_share() -> None:
     assert micro_batch_share(1) == 1.0
     assert micro_batch_share(4) == pytest.approx((1 + LOSS_PER_DOUBLING) ** 2 / 4)

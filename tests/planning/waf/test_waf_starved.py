@@ -23,7 +23,7 @@ def cases(draw: st.DrawFn) -> tuple[list[Task], int, float]:
 
 @settings(max_examples=200)
 @given(cases())
-def test_a_plan_that_may_starve_is_the_best_of_all_divisions(case: tuple[list[Task], int, float]) -> None:
+def test_a_plan_without_floors_is_the_best_of_all_divisions(case: tuple[list[Task], int, float]) -> None:
     tasks, nodes, running_s = case
     every = all_divisions(tasks, nodes, running_s)
     plan = Planner(tasks, nodes, running_s).plan()
@@ -33,7 +33,7 @@ def test_a_plan_that_may_starve_is_the_best_of_all_divisions(case: tuple[list[Ta
 
 @settings(max_examples=200)
 @given(cases())
-def test_what_a_starved_job_falls_short_by_is_what_its_least_would_cost(case: tuple[list[Task], int, float]) -> None:
+def test_a_shortfall_is_the_cost_of_the_jobs_least_nodes(case: tuple[list[Task], int, float]) -> None:
     tasks, nodes, running_s = case
     every = all_divisions(tasks, nodes, running_s)
     scale = max(1.0, abs(every[0].value))
@@ -46,7 +46,7 @@ def test_what_a_starved_job_falls_short_by_is_what_its_least_would_cost(case: tu
 
 @settings(max_examples=200)
 @given(cases())
-def test_so_many_times_its_weight_would_do(case: tuple[list[Task], int, float]) -> None:
+def test_the_factor_on_the_weight_is_sufficient(case: tuple[list[Task], int, float]) -> None:
     tasks, nodes, running_s = case
     for name, short in find_shortfalls(tasks, nodes, running_s).items():
         if not 0 < short.times < 1e6:
@@ -60,7 +60,7 @@ def test_so_many_times_its_weight_would_do(case: tuple[list[Task], int, float]) 
         assert fed.value == pytest.approx(best_of[0].value, abs=1e-5 * max(1.0, abs(best_of[0].value)))
 
 
-def test_who_has_what_it_would_need_is_named() -> None:
+def test_a_shortfall_names_the_jobs_that_get_the_nodes() -> None:
     linear = np.arange(9.0)
     tasks = [
         Task(name="a", throughput=linear, weight=1.0, least=2),
@@ -74,12 +74,12 @@ def test_who_has_what_it_would_need_is_named() -> None:
     assert found["b"].times == pytest.approx(2.0 / 1.5)
 
 
-def test_a_job_that_achieves_nothing_is_told_that_no_weight_would_do() -> None:
+def test_no_weight_is_sufficient_for_a_job_without_throughput() -> None:
     tasks = [Task(name="a", throughput=np.zeros(5)), Task(name="b", throughput=np.arange(5.0))]
     assert find_shortfalls(tasks, 4, 10.0)["a"].times == 0.0
 
 
-def test_who_lacks_nodes_is_not_starved_by_weights() -> None:
+def test_a_job_that_lacks_nodes_has_no_shortfall() -> None:
     tasks = [
         Task(name="a", throughput=np.arange(9.0), least=3),
         Task(name="b", throughput=np.arange(9.0), least=2, floor=2),
@@ -87,7 +87,7 @@ def test_who_lacks_nodes_is_not_starved_by_weights() -> None:
     assert find_shortfalls(tasks, 4, 10.0) == {}
 
 
-def test_to_be_left_with_nothing_costs_more_than_another_change() -> None:
+def test_a_job_that_loses_all_nodes_has_a_higher_cost() -> None:
     slow = Task(name="a", throughput=np.array([0.0, 10.0]), had=1, transition_s=1.0, left_s=50.0)
     fast = Task(name="b", throughput=np.array([0.0, 12.0]))
     assert Planner([slow, fast], 1, 100.0).plan().sizes == {"a": 1, "b": 0}
