@@ -242,7 +242,11 @@ class HttpApi:
         return json_answer({"id": self._requests.add(body.count)})
 
     async def node_requests(self, request: Request) -> Response:
-        """Return the requests for nodes above `after`, after waiting up to `wait` seconds for one. For the launcher."""
+        """Return the requests for nodes above `after`, after waiting up to `wait` seconds for one. For the launcher.
+
+        Raises:
+            CrowdedError: too many requests wait already.
+        """
         after, wait_s = read_number(request, "after", 0), read_number(request, "wait", 0.0)
         with self._count_waiting(wait_s):
             return json_answer({"requests": await self._requests.read_after(int(after), min(wait_s, MAX_WAIT_S))})

@@ -141,11 +141,10 @@ class JobHost:
         return self.over.done() and self.over.exception() is None
 
     async def wait_for_agents(self, cut_short: Callable[[], bool] = lambda: False) -> None:
-        """Wait until the agents have left after the end of the job, at most `FAREWELL_S`.
+        """Wait until the agents have left after the end of the job, disconnected ones that may come back included, at
+        most `FAREWELL_S`.
 
-        Their last messages still count.
-
-        If the job had ended before this coordinator started, the agents first connect.
+        Their last messages still count. If the job had ended before this coordinator started, the agents first connect.
 
         Args:
             cut_short: returns True to stop waiting.
@@ -157,8 +156,11 @@ class JobHost:
     async def close(self, served: Callable[[], bool] = lambda: False) -> None:
         """Stop the shell, end the placement search, send the last alerts, and close the journal. Waiting requests end.
 
+        If a launcher started this coordinator, it has not failed, and the web server still runs, also wait until the
+        launcher has read the last events.
+
         Args:
-            served: whether the web server still runs. If so, wait until a launcher has read the last events.
+            served: returns whether the web server still runs.
         """
         await self._shell.stop()
         await self._searcher.close()

@@ -71,9 +71,9 @@ def check_journal(journal: FileJournal, record: Record | None, settings: ServerS
 
 
 def lags_behind(record: Record | None, journal: Journal) -> bool:
-    """Return whether the journal has an event that the record must contain, and does not.
+    """Return whether the journal has an event that the record must contain, and does not: the record is then too old.
 
-    The record is then too old, or missing.
+    If `record` is None, return whether the journal has any event.
     """
     newest = journal.recorded
     if record is None:

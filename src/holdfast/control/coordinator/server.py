@@ -234,9 +234,10 @@ class _Server:
                 loop.remove_signal_handler(number)
 
     def _on_signal(self, number: signal.Signals) -> None:
-        """Handle a signal: end the job with the signal's exit code, at the first signal after a last checkpoint.
+        """Handle a signal: request the end of the job with the signal's exit code, at the first signal after a last
+        checkpoint.
 
-        A launcher has already had the job saved when it ends its coordinator.
+        A coordinator that a launcher started saves none: the launcher has already had the job saved.
         """
         self._signals += 1
         save = self._signals == 1 and not self._settings.launched

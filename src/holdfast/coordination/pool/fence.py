@@ -70,7 +70,7 @@ class Fence:
         """Handle the pool's message about the owner of the node: return instructions to start the granted job's
         processes, or first to end others.
 
-        Ignore it if a newer one was received.
+        Return [] if a newer message was received, or if the grant already runs or has ended.
         """
         if (grant.term, grant.version) < (self._newest.term, self._newest.version):
             return []

@@ -111,6 +111,10 @@ class Allocator:
         """Return the share of a job's time that roll-backs cost, with 0, 1, ... nodes (entries go beyond `nodes`).
 
         Unmeasured costs are estimated from the saving period.
+
+        Args:
+            nodes: nodes that the pool divides
+            change_s: seconds that a change of the job's nodes costs, in which a lost copy is not yet restored
         """
         costs = self._state.costs.get(job.name, JobCosts())
         saved_s = (costs.saves_every_s or SAVED_S) if job.spec.checkpoint.dir else UNSAVED_S
@@ -125,7 +129,8 @@ class Allocator:
     def next_due_at(self) -> float:
         """Return when to allocate again even if nothing happens, in unix seconds; inf if never.
 
-        That is when a job may grow or starve again, or when the pool stops waiting for a disconnected node.
+        That is when a job may grow or starve again, or, if a job has refused nodes, when the pool stops waiting for a
+        disconnected node.
         """
         state = self._state
         ends = [job.grew_at + job.spec.snooze for job in state.jobs.values() if job.state == "admitted"]
@@ -164,7 +169,8 @@ class Allocator:
         self._plan.on_next_plans(answer)
 
     def _promote_standbys(self, demand: Demand, division: Division) -> bool:
-        """Promote standbys of jobs that should have more nodes; return whether there were any.
+        """Promote standbys of running jobs that should have more nodes, connected ones first; return whether any was
+        promoted.
 
         A job that lost a node while it had a warm standby has promoted that one itself.
         """
@@ -179,7 +185,9 @@ class Allocator:
         return promoted
 
     def _announce_plan(self, demand: Demand, division: Division) -> None:
-        """Emit the plan as an event if its shares, reasons or reserve differ from the last one."""
+        """Emit the plan as an event if its shares, reasons or reserve differ from the last one; a first plan only if it
+        has shares or reasons.
+        """
         plan = (demand.nodes, dict(division.nodes), dict(division.why), self._state.reserve)
         if plan[1:] != (self._announced[1:] if self._announced else ({}, {}, self._state.reserve)):
             self._emit_plan(
@@ -191,7 +199,7 @@ class Allocator:
         self._announced = plan
 
     def _find_starved(self, demand: Demand, division: Division) -> dict[str, str]:
-        """Return the jobs that the plan would leave without nodes if no job kept a minimum, and why.
+        """Return the jobs with nodes in this plan that would get none if no job kept a minimum, and why.
 
         Empty if the policy ignores throughput or starves jobs anyway.
         """
@@ -226,7 +234,8 @@ class Allocator:
     def _resize_job(self, bid: Bid, size: int, why: str) -> None:
         """Admit, preempt, starve, grow or shrink a job to `size` nodes, as the plan says.
 
-        Surplus nodes are recalled; new ones are granted later. A job that waits gets the reason.
+        With size 0, a waiting job stays in the queue with the reason `why`; a running one is preempted or starved if it
+        permits that. Surplus nodes are recalled; new ones are granted later.
         """
         state, job = self._state, self._state.jobs[bid.name]
         if not bid.admitted:

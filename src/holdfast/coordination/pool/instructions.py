@@ -96,8 +96,11 @@ PoolInstruction = (
 
 
 def merge_answers(answers: Iterable[list[PoolInstruction]]) -> list[PoolInstruction]:
-    """Return the answers to several inputs as one list with at most one record, the last, whose outbox then has all
-    their events: see `with_one_record`.
+    """Return the answers to several inputs as one list in which only one record is written: the last one, in the first
+    one's place.
+
+    Its outbox has the events of all answers from the first record to the last. Without a record, the answers are only
+    joined.
     """
 
     def merged(_first: PersistPool, last: PersistPool, emits: Iterable[EmitPool]) -> PersistPool:

@@ -73,10 +73,11 @@ class PooledJobs:
             self._end_job(job, "stopped", why)
 
     def on_report(self, name: str, report: JobState) -> None:
-        """Handle the report of a job: record its pace, refusals and costs, release the grants that it no longer holds
-        (as failures if they trained), note its standbys, and end or suspend it if it says so.
+        """Handle the report of a job: record its pace, refusals and costs, release the grants that it no longer holds,
+        note its standbys, and end or suspend it if it says so.
 
-        Reports about an earlier job of that name are ignored.
+        A released node that trained and was not to leave counts as a failure. Reports about an earlier job of that
+        name, or one without a coordinator, are ignored.
         """
         state, job = self._state, self._state.jobs.get(name)
         if job is None or report.submission != job.submission or job.state not in COORDINATED:

@@ -26,9 +26,9 @@ class PooledNodes:
         """Handle the first message of a node: connect it, with the grant that it reports and the one that it should
         have, or refuse it.
 
-        Refused are another protocol, a node that knows a newer record, a full pool, and the name of a connected node.
-        If the record is outdated, this server stops. Processes of the node's earlier agent died with it: its grant is
-        released.
+        Refused are another protocol, a node that knows a newer record, a full pool, and the name of a connected node
+        with another session; the same session replaces its earlier connection. If the record is outdated, this server
+        stops. Processes of the node's earlier agent died with it: its grant is released.
         """
         state = self._state
         known, here = state.nodes.get(hello.node), state.connected.get(hello.node)
@@ -86,6 +86,11 @@ class PooledNodes:
         """Return in words which facts the node knows and this pool's record lacks, or "".
 
         Such a node would ignore the decisions of this server as outdated.
+
+        Args:
+            stands: the node's newest grant that runs or has ended
+            term: server whose record the node knows, 0 without one
+            version: of that record
         """
         record = self._state.record
         grant = max(stands.runs, stands.ended)
@@ -117,7 +122,8 @@ class PooledNodes:
         self._state.close_connection(connection)
 
     def on_state(self, here: Connected, stands: NodeState) -> None:
-        """Handle the report of a connected node: release its grant if that has ended.
+        """Handle the report of a connected node: release its grant if that has ended, and if the node has changed,
+        forget that jobs refused it.
 
         Refuse and disconnect the node if it knows of a newer grant than the record.
         """
@@ -198,7 +204,7 @@ class PooledNodes:
             here.seen = self._state.now
 
     def set_drained(self, names: Sequence[str], *, drained: bool) -> None:
-        """Drain nodes, or end their drain; nodes in that state already are left as they are.
+        """Drain nodes, or end their drain, and emit that; nodes in that state already are left as they are.
 
         Raises:
             BadInputError: No node is given.

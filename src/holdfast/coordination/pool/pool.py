@@ -167,7 +167,7 @@ class Pool:
             self._nodes.on_leave(here, message)
 
     def _tick(self, now: float) -> None:
-        """Expire silent nodes, after which an allocation is due.
+        """Expire silent nodes; if there were any, an allocation is due.
 
         After a pause of this server itself, renew all leases first.
         """

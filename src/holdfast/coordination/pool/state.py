@@ -222,7 +222,7 @@ class PoolState:
     def put_job(self, job: PooledJob, **changes: Any) -> PooledJob:
         """Record a job with changes, and return it.
 
-        Its coordinator is notified if its state or whether it ends unsaved has changed.
+        Its coordinator is notified if the job is new, or if its state or whether it ends unsaved has changed.
         """
         changed = replace(job, **changes) if changes else job
         known = self.jobs.get(job.name)
@@ -238,8 +238,8 @@ class PoolState:
         By default, only their number counts.
 
         Args:
-            room: bytes for ended jobs
-            size: returns the bytes of a job
+            room: bytes for all ended jobs that stay
+            size: returns the bytes of a job's specification
         """
         over = sorted((job for job in self.jobs.values() if job.state in OVER), key=lambda job: -job.submission)
         for index, job in enumerate(over):

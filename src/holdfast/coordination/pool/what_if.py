@@ -63,6 +63,13 @@ class WhatIf:
 def compute_what_if(policy: Policy, now: Demand, then: Demand) -> WhatIf:
     """Return the plan for a changed demand next to the present shares, with the jobs that it would starve if none kept
     a minimum.
+
+    Those are empty if the policy ignores throughput or starves jobs anyway.
+
+    Args:
+        policy: divides the nodes
+        now: the present demand
+        then: the changed demand
     """
     division = divide(policy, then)
     mine = [bid for bid in then.bids if division.nodes[bid.name]]

@@ -144,7 +144,8 @@ class JobPoolClient:
         """Handle the pool's message with the job's grants and its wish: update them and whether the job runs, is
         suspended or ended.
 
-        Note promoted standbys, treat nodes without a grant as lost, and fail a stranded job. A report follows.
+        Note promoted standbys, treat nodes without a grant as lost, and fail a stranded job. The next `update` reports
+        to the pool. Ignored outside a pool.
         """
         before = held = self._held
         if before is None or held is None:
@@ -303,9 +304,10 @@ class JobPoolClient:
         self._transaction.change(wanted=min(self._transaction.record.wanted, own))
 
     def _promote_standbys(self) -> None:
-        """Start the joins of promoted standbys with all workers running.
+        """Start the joins of promoted standbys with all workers running; others stay noted until theirs run.
 
-        Before the job has started, nothing has checked whether a standby fits. It then reconnects, as a regular node.
+        Before the job has started, nothing has checked whether a standby fits: its workers are replaced, and it
+        reconnects as a regular node. A node that is no longer a standby and does not join is forgotten here.
         """
         standbys, joining = self._transaction.members.standbys, self._joining
         for name in sorted(self._promoted):

@@ -76,10 +76,10 @@ class Compaction:
 
 
 def compact(at: Occupancy, worth_s: float) -> Compaction:
-    """Return the moves that gather jobs into fewer racks and zones and are worth their cost, with racks and zones of
-    each job before and after.
+    """Return the moves that gather jobs into fewer racks and zones and are worth their cost, with their gain and cost
+    in seconds, and the racks and zones of each moved job before and after.
 
-    No moves if none is.
+    There are no moves if none is worth its cost.
 
     Args:
         at: the nodes and their owners
@@ -211,7 +211,7 @@ def _select_targets(board: _Assignment, job: str, mine: Sequence[str], rack: _Ra
 
 def _move_to_targets(then: _Assignment, job: str, targets: Sequence[str], *, goes_on: bool) -> list[Relocation]:
     """Make the moves in `then` that bring a job to its targets, and return them; [] if that is impossible or
-    unnecessary.
+    unnecessary. `then` may have changed in that case, too.
 
     If another job has a target, the two exchange nodes by way of a free node. Without `goes_on` the other job stays on
     that free node.

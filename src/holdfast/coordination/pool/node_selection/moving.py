@@ -99,7 +99,11 @@ class MoveQueue:
         return job.state == "admitted" and self._state.own_count(name) == job.share
 
     def _recall_destination(self, move: Relocation) -> bool:
-        """Recall the destination of a move if it is a standby of another job; return whether it will be free."""
+        """Recall the destination of a move if it is a standby of another job; return whether the move must wait for it.
+
+        True also if another job's grant of it is recalled already; False if it is free, of the same job, or trains in
+        another job.
+        """
         destination = self._state.grants.get(move.to_node)
         if destination is None or destination.job == move.job:
             return False
@@ -108,7 +112,11 @@ class MoveQueue:
         return destination.standby or destination.recalled
 
     def _grant_destination(self, move: Relocation) -> bool:
-        """Grant the destination of a move to its job; return whether the job has it now."""
+        """Grant the destination of a move to its job, or promote it if it is the job's standby; return whether the job
+        has it now.
+
+        False if it is not free, or if the job has refused it.
+        """
         state, destination = self._state, self._state.grants.get(move.to_node)
         if destination is not None and destination.job == move.job and destination.standby and not destination.recalled:
             state.promote_standby(move.to_node)
@@ -121,7 +129,10 @@ class MoveQueue:
 
 
 def build_occupancy(state: PoolState) -> Occupancy:
-    """Return the nodes of the jobs that could move now: jobs that have all nodes of their share."""
+    """Return the connected nodes of the jobs that could move now, and the nodes to which they could move.
+
+    Those are the admitted jobs that have exactly their share. Their connected standbys count as free.
+    """
     jobs = [job for job in state.jobs.values() if job.state == "admitted" and state.own_count(job.name) == job.share]
     owners = {node: job.name for job in jobs for node in state.own_nodes(job.name) if node in state.connected}
     complete = {job.name for job in jobs}

@@ -161,7 +161,14 @@ class _FixedShares:
         return self._policy.nodes_to_start(bid)
 
     def distribute(self, nodes: Mapping[str, int], bids: Sequence[Bid], free: int, failure_rate: float) -> Shares:
-        """Give each job its nodes of the fixed plan, in order while `free` ones last; none loses any."""
+        """Give each job its nodes of the fixed plan, in the order of `bids` while `free` ones last; none loses any.
+
+        Args:
+            nodes: nodes that each job has so far
+            bids: the jobs
+            free: nodes to add to them
+            failure_rate: not used
+        """
         sizes = dict(nodes)
         for bid in bids:
             more = max(0, min(self._plan.nodes.get(bid.name, 0) - sizes[bid.name], free))

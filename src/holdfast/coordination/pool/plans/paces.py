@@ -36,7 +36,7 @@ def round_up_nodes(nodes: int) -> int:
 
 
 def declared_pace(spec: JobSpec) -> JobPace | None:
-    """Return the pace that the job's own specification declares, or None."""
+    """Return the pace that the job's own specification declares, or None if it declares no step times."""
     if not spec.pace.known:
         return None
     return JobPace(
@@ -50,9 +50,10 @@ def declared_pace(spec: JobSpec) -> JobPace | None:
 
 
 def _layouts_with_places(places: Sequence[int]) -> Layouts:
-    """Return layouts with `places[i]` local ranks for `i + 1` nodes, one for each change, at most `MAX_LAYOUTS`.
+    """Return layouts with `places[i]` local ranks for `i + 1` nodes, one for each change of that number, at most
+    `MAX_LAYOUTS`.
 
-    Plans ignore by which dimension. Empty if all have one.
+    All are sharded: plans ignore by which dimension. Empty if the number is always 1.
     """
     before = (1, *places)
     new = [nodes for nodes, count in enumerate(places, 1) if count != before[nodes - 1]]
@@ -183,6 +184,8 @@ class Paces:
 def _is_off(taken: JobPace | None, known: JobPace) -> bool:
     """Return whether a known pace differs too much from the taken one, with which the plan was made: in a step time,
     the layouts or FLOP, or in a size that was not measured then.
+
+    If `taken` is None, each measured pace does. A pace without step times never differs.
     """
     if taken is known:  # Fast path: this runs after every message, and the pace seldom changes.
         return False

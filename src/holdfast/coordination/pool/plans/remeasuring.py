@@ -46,9 +46,9 @@ class Remeasurements:
 
     def forget_due(self) -> bool:
         """Update the history of the running jobs, and forget measurements that are due to be repeated, at most one of
-        each job; return whether there were any.
+        each job; return whether any was forgotten.
 
-        At most every `_CHECK_S` seconds.
+        Does nothing, and returns False, within `_CHECK_S` seconds of the last time.
         """
         state = self._state
         if state.now < self._next_check_at:

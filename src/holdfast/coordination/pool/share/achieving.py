@@ -102,7 +102,7 @@ def guess_throughput(on_one: float, nodes: int) -> FloatArray:
 
 
 def _throughput(bid: Bid, on_one: float, nodes: int) -> FloatArray:
-    """Return FLOP/s with 0..nodes nodes, measured or guessed.
+    """Return FLOP/s with 0, 1, ... nodes, measured or guessed; entries may go beyond `nodes`.
 
     Args:
         on_one: FLOP/s that one node is assumed to achieve, for jobs without measurements or without known FLOP.

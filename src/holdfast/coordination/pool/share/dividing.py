@@ -86,7 +86,9 @@ def _divide_with_starvation(
 
 
 def _compute_floors(running: Sequence[Bid], nodes: int) -> dict[str, int]:
-    """Return the guaranteed nodes of each running job: its nodes up to its minimum, then in order the rest of that."""
+    """Return the guaranteed nodes of each running job: the nodes that it has up to its minimum, then, in order while
+    any of the `nodes` are left, the rest of its minimum.
+    """
     floors = {bid.name: min(bid.has, bid.smallest) for bid in running}
     free = nodes - sum(floors.values())
     for bid in running:

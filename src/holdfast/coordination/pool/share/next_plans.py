@@ -101,6 +101,12 @@ class _CachedWaf(Waf):
 
         Looked up in cached tables of the same nodes and time if they hold it; else tables are computed and kept, unless
         a job is new.
+
+        Args:
+            bids: the jobs
+            floors: nodes that each job gets at least
+            nodes: nodes to divide, the floors included
+            running_s: seconds until the next failure, for which the plan is made
         """
         for made in self._planners:
             if (

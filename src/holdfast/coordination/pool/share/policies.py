@@ -89,9 +89,11 @@ POLICIES: dict[str, Policy] = {policy.name: policy for policy in (Equal(), Weigh
 def raise_shares(
     nodes: Mapping[str, int], bids: Sequence[Bid], free: int, rank: Callable[[Bid, int], Any]
 ) -> dict[str, int]:
-    """Raise jobs one step of their sizes at a time, the lowest rank first.
+    """Return the nodes of each job after the free ones are given: one step of a job's sizes at a time, to the job with
+    the lowest rank.
 
-    Of equals, jobs that already have the nodes come first, so that fewer nodes move.
+    Of equals, jobs that already have the nodes come first, so that fewer nodes move. A job whose next size needs more
+    than the free nodes gets no more.
 
     Args:
         nodes: the nodes to start from
