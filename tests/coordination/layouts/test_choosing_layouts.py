@@ -18,20 +18,20 @@ TOLD = (ListedLayout(layout=FOUR, nodes=1), ListedLayout(layout=TWO, nodes=3))
 
 
 @pytest.mark.parametrize(("nodes", "layout"), [(1, FOUR), (2, FOUR), (3, TWO), (9, TWO)])
-def test_a_script_that_says_it_is_obeyed(nodes: int, layout: Layout) -> None:
+def test_layouts_with_node_counts_in_the_script_are_used(nodes: int, layout: Layout) -> None:
     choice = choose_layout(TOLD, TWO, nodes=nodes, workers=4, micro_batches=6, measured_s={str(TWO): 9.0})
     assert choice.layout == layout == layout_for(TOLD, nodes)
     assert choice.is_worth(1e9)
 
 
-def test_what_has_as_many_micro_batches_for_each_unit_is_no_faster_with_larger_units() -> None:
+def test_larger_replica_groups_are_not_chosen_if_micro_batches_divide_evenly() -> None:
     """Twelve micro-batches: six groups do two each; three larger ones do four each, each in over half the time."""
     choice = choose_layout(LISTED, TWO, nodes=3, workers=4, micro_batches=12, measured_s={})
     assert choice.layout == TWO
     assert not choice.is_worth(0.0)
 
 
-def test_larger_units_are_chosen_where_smaller_ones_would_wait_for_each_other() -> None:
+def test_larger_replica_groups_are_chosen_if_smaller_ones_would_be_idle() -> None:
     """Four micro-batches on eight workers: four groups of two do one each; two of four do two, each in half the time.
 
     With one micro-batch, five workers leave groups idle: it is done by two or by four workers.
@@ -45,7 +45,7 @@ def test_larger_units_are_chosen_where_smaller_ones_would_wait_for_each_other() 
     assert not few.is_worth(few.gain_s / GAIN_PER_COST * 1.01)
 
 
-def test_what_was_measured_counts_more_than_what_is_guessed() -> None:
+def test_measured_step_times_take_precedence_over_estimates() -> None:
     measured = {str(FOUR): 1.0, str(TWO): 1.0}
     choice = choose_layout(LISTED, TWO, nodes=2, workers=4, micro_batches=2, measured_s=measured)
     assert choice.layout == TWO, "four workers are not faster than two"
@@ -55,7 +55,7 @@ def test_what_was_measured_counts_more_than_what_is_guessed() -> None:
     assert slow.gain_s == pytest.approx(HORIZON_S * (1 - 1.1 / 2))
 
 
-def test_one_that_is_as_fast_takes_nobodys_place() -> None:
+def test_an_equally_fast_layout_does_not_replace_the_current_one() -> None:
     """Two groups need two rounds for four micro-batches; one group needs four rounds of half the time."""
     same = {str(TWO): 1.0, str(FOUR): 0.5}
     for in_force in (TWO, FOUR):
@@ -65,7 +65,7 @@ def test_one_that_is_as_fast_takes_nobodys_place() -> None:
     assert layout_for(LISTED, 7) == TWO, "without a layout in force, the first one is chosen"
 
 
-def test_one_that_has_not_fitted_memory_is_left() -> None:
+def test_a_layout_that_exceeded_memory_is_replaced() -> None:
     listed = (ListedLayout(layout=WHOLE), *LISTED)
     choice = choose_layout(listed, WHOLE, nodes=3, workers=4, micro_batches=12, measured_s={}, too_large=[WHOLE])
     assert choice.layout == TWO
@@ -81,7 +81,7 @@ def record(layout: Layout, *listed: ListedLayout, micro_batches: int = 6) -> Rec
     )
 
 
-def test_a_pool_is_told_which_layout_belongs_to_how_many_nodes() -> None:
+def test_layouts_are_listed_by_number_of_nodes_for_a_pool() -> None:
     assert layouts_by_nodes(record(WHOLE), nodes=9, workers=4) == ()
     assert layouts_by_nodes(record(TWO), nodes=9, workers=4) == (ListedLayout(layout=TWO, nodes=1),)
     told = layouts_by_nodes(record(FOUR, *TOLD), nodes=9, workers=4)
@@ -91,6 +91,6 @@ def test_a_pool_is_told_which_layout_belongs_to_how_many_nodes() -> None:
     assert places_by_nodes(chosen) == (2, 4, 2), "on two nodes, four groups of two would wait for each other"
 
 
-def test_a_layout_that_does_not_fit_memory_belongs_to_no_number_of_nodes() -> None:
+def test_a_layout_that_exceeded_memory_is_not_listed_for_a_pool() -> None:
     small = msgspec.structs.replace(record(TWO, *LISTED), too_large=(TWO,))
     assert layouts_by_nodes(small, nodes=9, workers=4) == (ListedLayout(layout=FOUR, nodes=1),)

@@ -113,7 +113,7 @@ WAYS: list[Callable[[Changing, Parts], None]] = [
 
 @pytest.mark.parametrize("fail", WAYS)
 @pytest.mark.parametrize("saves", [False, True])
-def test_a_script_that_fails_under_a_layout_goes_on_under_the_one_before(
+def test_a_job_that_fails_under_a_new_layout_returns_to_the_previous_one(
     fail: Callable[[Changing, Parts], None], *, saves: bool
 ) -> None:
     job, parts = changed(saves=saves)
@@ -147,7 +147,7 @@ def test_a_script_that_fails_under_a_layout_goes_on_under_the_one_before(
     )
 
 
-def test_one_that_fails_under_the_layout_before_as_well_ends() -> None:
+def test_a_job_that_also_fails_under_the_previous_layout_ends() -> None:
     job, parts = changed()
     bad_input(job, parts)
     for node in parts:
@@ -157,7 +157,7 @@ def test_one_that_fails_under_the_layout_before_as_well_ends() -> None:
     assert "ValueError: no" in failed.why
 
 
-def test_another_coordinator_makes_nothing_of_what_ended_under_the_layout_that_failed() -> None:
+def test_a_new_coordinator_ignores_worker_exits_under_the_failed_layout() -> None:
     """The first coordinator wrote that all go back, and died before it told any node."""
     job, parts = changed(saves=True)
     bad_input(job, parts)
@@ -173,7 +173,7 @@ def test_another_coordinator_makes_nothing_of_what_ended_under_the_layout_that_f
     assert (job.plan.last, job.plan.places) == (False, 1)
 
 
-def test_what_fails_is_waited_for_longer_each_time_and_forgotten_by_another_run() -> None:
+def test_failed_layouts_survive_a_takeover_but_not_another_run() -> None:
     job, parts = changed()
     bad_input(job, parts)
     before = job.machine.record.failed_layouts
@@ -183,7 +183,7 @@ def test_what_fails_is_waited_for_longer_each_time_and_forgotten_by_another_run(
     assert job.machine.record.failed_layouts == (), "the script may have been fixed"
 
 
-def test_a_process_that_dies_once_starts_again() -> None:
+def test_a_worker_process_that_dies_once_is_restarted_under_the_new_layout() -> None:
     job, parts = changed()
     job.tell("n0", down(w("n0", 0, "b"), kind=FailureKind.PROCESS_EXIT, exit_code=-9))
     job.tell("n1", down(w("n1", 1, "b"), kind=FailureKind.PROCESS_EXIT, exit_code=-9))
@@ -192,7 +192,7 @@ def test_a_process_that_dies_once_starts_again() -> None:
     assert job.plan.places == 2
 
 
-def test_a_unit_that_raises_once_has_ended_once() -> None:
+def test_a_replica_group_whose_workers_all_raise_counts_as_one_failure() -> None:
     job, parts = changed()
     reconnect_all(job, TWO, "c", parts)
     job.enter(3)
@@ -204,7 +204,7 @@ def test_a_unit_that_raises_once_has_ended_once() -> None:
     assert job.machine.record.layout == TWO
 
 
-def test_once_a_step_is_done_a_failure_is_no_word_about_the_layout() -> None:
+def test_a_failure_after_a_committed_step_does_not_undo_the_layout() -> None:
     job, parts = changed(saves=True)
     reconnect_all(job, TWO, "c", parts)
     job.enter(3)
@@ -215,7 +215,7 @@ def test_once_a_step_is_done_a_failure_is_no_word_about_the_layout() -> None:
     assert (job.machine.record.layout, job.machine.state) == (TWO, "stopping")
 
 
-def test_nor_once_it_has_passed_on_some_worker() -> None:
+def test_a_failure_after_a_step_passed_on_one_worker_does_not_undo_the_layout() -> None:
     job, parts = changed(saves=True)
     reconnect_all(job, TWO, "c", parts)
     job.enter(3)
@@ -226,7 +226,7 @@ def test_nor_once_it_has_passed_on_some_worker() -> None:
     assert (job.machine.record.layout, job.machine.state) == (TWO, "stopping")
 
 
-def test_where_no_try_is_allowed_the_first_end_is_enough() -> None:
+def test_the_first_worker_exit_undoes_the_layout_without_restarts() -> None:
     job, parts = changed(spec=JobSpec(max_nodes=4, recovery=RecoverySpec(max_restarts=0)))
     job.tell("n0", down(w("n0", 0, "b"), kind=FailureKind.PROCESS_EXIT, exit_code=-9))
     assert job.machine.record.layout == WHOLE
@@ -237,7 +237,7 @@ def test_where_no_try_is_allowed_the_first_end_is_enough() -> None:
     assert {msg.node_of(worker) for worker in job.plan.workers} == {"n1"}, "the node itself may be lost"
 
 
-def test_a_job_that_is_to_end_is_saved_under_the_layout_before() -> None:
+def test_a_job_being_shut_down_is_saved_under_the_previous_layout() -> None:
     job, parts = changed(saves=True)
     job.feed(Shutdown(EXIT_INTERRUPTED, "Ctrl-C", save=True))
     bad_input(job, parts)
@@ -258,7 +258,7 @@ def wait(job: Changing, seconds: float, *nodes: str) -> None:
             job.tell(node, msg.Heartbeat())
 
 
-def test_workers_that_never_come_under_a_layout_are_waited_for_ten_minutes() -> None:
+def test_a_layout_is_undone_if_workers_do_not_attach_for_ten_minutes() -> None:
     """Workers may hang before `job.protect()` in different collectives, which no other check detects."""
     job, parts = changed()
     wait(job, 590, "n0", "n1")
@@ -273,7 +273,7 @@ def test_workers_that_never_come_under_a_layout_are_waited_for_ten_minutes() -> 
     assert job.machine.record.decision.applied == 3
 
 
-def test_where_workers_have_taken_longer_before_they_are_given_more() -> None:
+def test_the_attach_timeout_is_longer_if_workers_started_slowly_before() -> None:
     job = Changing().boot()
     assert isinstance(job, Changing)
     for node in ("n0", "n1", "n2"):
@@ -293,7 +293,7 @@ def test_where_workers_have_taken_longer_before_they_are_given_more() -> None:
     assert job.machine.record.layout == WHOLE
 
 
-def test_a_node_that_is_away_says_nothing_of_the_layout() -> None:
+def test_disconnected_nodes_do_not_undo_the_layout() -> None:
     job, _ = changed()
     job.lose("n0")
     job.lose("n1")
@@ -301,7 +301,7 @@ def test_a_node_that_is_away_says_nothing_of_the_layout() -> None:
     assert job.machine.record.layout == TWO
 
 
-def test_who_wants_the_end_meanwhile_has_it_saved_under_the_layout_before() -> None:
+def test_a_shutdown_during_a_layout_timeout_is_saved_under_the_previous_one() -> None:
     job, parts = changed(saves=True)
     job.feed(Shutdown(EXIT_INTERRUPTED, "Ctrl-C", save=True))
     wait(job, 125, "n0", "n1")

@@ -22,7 +22,7 @@ from holdfast.protocol.record import KnownCheckpoint
 from holdfast.protocol.state import SnapshotSource
 
 
-def test_a_layout_changes_once_every_node_has_the_whole_state() -> None:
+def test_a_layout_changes_once_every_node_has_stashed_the_state() -> None:
     job = Changing().begin().shrink()
     change = job.machine.record.change
     assert change is not None
@@ -56,7 +56,7 @@ def test_a_layout_changes_once_every_node_has_the_whole_state() -> None:
     assert dropped == {part for held in parts.values() for part in held}, "their memory is given back"
 
 
-def test_experts_are_put_away_by_all_who_host_them() -> None:
+def test_experts_are_stashed_by_all_workers_that_host_them() -> None:
     """Four experts in six slots: some are on only one of the two nodes."""
     job = Changing(experts=ExpertShape(layers=1, experts=4, slots=3)).begin().shrink()
     job.enter(3)
@@ -83,7 +83,7 @@ def test_experts_are_put_away_by_all_who_host_them() -> None:
 
 
 @pytest.mark.parametrize(("slots", "enough"), [(4, True), (3, False)])
-def test_what_one_node_has_left_is_enough_where_it_has_all_experts(slots: int, enough: bool) -> None:
+def test_the_stash_of_one_node_suffices_if_it_has_all_experts(slots: int, enough: bool) -> None:
     job = Changing(experts=ExpertShape(layers=1, experts=4, slots=slots)).begin().shrink()
     job.enter(3)
     parts = [job.put(node) for node in ("n0", "n1")]
@@ -97,7 +97,7 @@ def test_what_one_node_has_left_is_enough_where_it_has_all_experts(slots: int, e
     assert len(source.keepers) == 2
 
 
-def test_a_node_that_has_experts_which_no_other_has_is_waited_for_longer_than_its_lease() -> None:
+def test_a_node_with_unique_experts_is_awaited_longer_than_its_lease() -> None:
     """Starting many processes may block a machine, so a late node is not lost yet."""
     job = Changing(experts=ExpertShape(layers=1, experts=4, slots=3)).begin().shrink()
     parts = job.changed()
@@ -115,7 +115,7 @@ def test_a_node_that_has_experts_which_no_other_has_is_waited_for_longer_than_it
 
 
 @pytest.mark.parametrize("loading", [False, True])
-def test_experts_that_a_node_takes_along_are_named(*, loading: bool) -> None:
+def test_experts_lost_with_a_node_are_named_in_the_failure(*, loading: bool) -> None:
     """Only n0 has some of four experts in six slots. It is lost before or while the stash is loaded."""
     job = Changing(experts=ExpertShape(layers=1, experts=4, slots=3)).begin().shrink()
     parts = job.changed()
@@ -137,7 +137,7 @@ def test_experts_that_a_node_takes_along_are_named(*, loading: bool) -> None:
     assert "then expert 2 of MoE layer 0 of step 3 have no live copy and there is no checkpoint" in failed.why
 
 
-def test_a_part_of_experts_that_is_damaged_is_of_no_use_to_anybody_but_stops_nobody() -> None:
+def test_a_damaged_expert_part_is_discarded_without_a_stop_if_a_copy_exists() -> None:
     job = Changing(experts=ExpertShape(layers=1, experts=4, slots=4)).begin().shrink()
     job.enter(3)
     parts = {node: job.put(node) for node in ("n0", "n1")}
@@ -156,7 +156,7 @@ def test_a_part_of_experts_that_is_damaged_is_of_no_use_to_anybody_but_stops_nob
     assert job.machine.context.snapshots.find_newest(3) is None
 
 
-def test_snapshots_of_the_layout_before_are_of_no_use() -> None:
+def test_snapshots_of_the_previous_layout_are_dropped() -> None:
     job = Changing().begin()
     usual = job.plan.snapshot_part(0, 1)
     job.shrink()
@@ -171,7 +171,7 @@ def test_snapshots_of_the_layout_before_are_of_no_use() -> None:
     assert held.parts == parts[0]
 
 
-def test_what_one_node_has_left_is_enough() -> None:
+def test_the_stash_of_one_node_suffices_if_the_other_node_is_lost() -> None:
     job = Changing().begin().shrink()
     job.enter(3)
     parts = [job.put(node) for node in ("n0", "n1")]
@@ -189,7 +189,7 @@ def test_what_one_node_has_left_is_enough() -> None:
     assert (decision.applied, [keeper.node for keeper in decision.source.keepers]) == (3, ["n1"])
 
 
-def test_whoever_asks_for_nodes_to_leave_while_none_is_here_is_told_why() -> None:
+def test_drains_and_moves_are_refused_while_all_workers_are_replaced() -> None:
     job = Changing().begin().shrink()
     job.changed()
     for request in (Drain(("n1",)), MoveNodes(("n1",))):
@@ -197,7 +197,7 @@ def test_whoever_asks_for_nodes_to_leave_while_none_is_here_is_told_why() -> Non
             job.feed(request)
 
 
-def test_where_lost_nodes_are_waited_for_they_are_during_a_change_too() -> None:
+def test_lost_nodes_are_also_awaited_during_a_layout_change() -> None:
     """The drain of n2 changes the layout; then n1 is lost."""
     spec = JobSpec(name="job", max_nodes=4, workers_per_node=2, recovery=RecoverySpec(on_node_failure="wait"))
     job = Changing(spec=spec).begin()
@@ -220,7 +220,7 @@ def test_where_lost_nodes_are_waited_for_they_are_during_a_change_too() -> None:
     assert {msg.node_of(worker) for worker in job.plan.workers} == {"n0", "n4"}
 
 
-def test_a_failure_before_the_state_is_put_away_leaves_the_layout_as_it_is() -> None:
+def test_a_failure_before_the_state_is_stashed_keeps_the_layout() -> None:
     job = Changing().begin().shrink()
     job.enter(3)
     parts = job.put("n0")
@@ -237,7 +237,7 @@ def test_a_failure_before_the_state_is_put_away_leaves_the_layout_as_it_is() -> 
     assert parts[0] not in (job.machine.members.nodes["n0"].snapshots or msg.NodeSnapshots(host="h", port=1)).parts
 
 
-def test_where_there_is_no_room_training_goes_on() -> None:
+def test_training_continues_if_there_is_no_memory_for_the_stash() -> None:
     job = Changing().begin().shrink()
     job.enter(3)
     worker = job.plan.workers[0]
@@ -253,7 +253,7 @@ def test_where_there_is_no_room_training_goes_on() -> None:
     assert job.machine.context.interruption.stop is None, "it is not tried again at once"
 
 
-def test_what_the_script_itself_stands_in_the_way_of_is_told_once_for_a_number_of_nodes() -> None:
+def test_a_layout_blocked_by_the_script_is_reported_once_per_node_count() -> None:
     """A late average cannot be distributed, so stopping all workers for it each minute would be useless."""
     job = Changing().begin().shrink()
 
@@ -282,7 +282,7 @@ def test_what_the_script_itself_stands_in_the_way_of_is_told_once_for_a_number_o
     assert told == [2, 1]
 
 
-def test_another_coordinator_goes_on_with_a_change() -> None:
+def test_a_new_coordinator_continues_a_layout_change() -> None:
     job = Changing().begin().shrink()
     job.enter(3)
     job.put("n0")
@@ -298,7 +298,7 @@ def test_another_coordinator_goes_on_with_a_change() -> None:
     assert job.machine.record.layout == TWO
 
 
-def test_workers_that_come_with_a_layout_of_before_are_replaced() -> None:
+def test_workers_that_attach_with_another_layout_are_replaced() -> None:
     job = Changing().begin()
     known = msgspec.structs.replace(hello("n9"), workers=2)
     job.connect(msgspec.structs.replace(known, snapshots=msg.NodeSnapshots(host="h", port=1)))
@@ -308,7 +308,7 @@ def test_workers_that_come_with_a_layout_of_before_are_replaced() -> None:
     assert "the layout in force is one place" in refused.why
 
 
-def test_other_lists_are_refused() -> None:
+def test_workers_with_another_list_of_layouts_are_refused() -> None:
     job = Changing().begin()
     job.connect(msgspec.structs.replace(hello("n9"), workers=2))
     job.say(msgspec.structs.replace(attach(w("n9", 0)), layout=WHOLE, layouts=LISTED[::-1]))
@@ -325,7 +325,7 @@ def raises(job: Changing, worker: str, place: str) -> None:
     job.say(msg.Raised(worker=worker, generation=job.plan.generation, detail=place, error=error, exit_code=1))
 
 
-def test_one_that_does_not_fit_memory_is_left_at_once() -> None:
+def test_a_layout_that_exceeds_memory_before_the_first_step_is_replaced() -> None:
     job = Changing(listed=FASTEST).begin()
     raises(job, w("n1", 0), "OutOfMemoryError (train.py, line 3)")
     record = job.machine.record
@@ -341,7 +341,7 @@ def test_one_that_does_not_fit_memory_is_left_at_once() -> None:
     assert job.machine.context.interruption.stop is None, "the larger one is not tried again"
 
 
-def test_one_that_no_longer_fits_memory_is_left_once_all_is_saved() -> None:
+def test_a_layout_that_exceeds_memory_later_is_replaced_after_a_save() -> None:
     """After some steps, a longer sequence exhausts the memory of any worker, so the job cannot keep this layout."""
     job = Changing(listed=FASTEST, saves=True).begin()
     job.done(1)
@@ -367,7 +367,7 @@ def test_one_that_no_longer_fits_memory_is_left_once_all_is_saved() -> None:
     assert (job.plan.places, decision.kind, decision.applied) == (2, DecisionKind.ROLLBACK, 2)
 
 
-def test_one_that_no_model_can_be_made_under_is_left_by_a_job_that_goes_on_from_a_checkpoint() -> None:
+def test_a_resumed_job_replaces_a_layout_that_exceeds_memory_at_start() -> None:
     job = Changing(listed=FASTEST, saves=True).begin()
     job.done(1)
     job.done(2)
@@ -390,7 +390,7 @@ def test_one_that_no_model_can_be_made_under_is_left_by_a_job_that_goes_on_from_
     assert (job.plan.places, decision.kind, decision.applied) == (2, DecisionKind.ROLLBACK, 2)
 
 
-def test_other_exceptions_say_nothing_of_the_layout() -> None:
+def test_other_exceptions_do_not_change_the_layout() -> None:
     job = Changing(listed=FASTEST).begin()
     raises(job, w("n1", 0), "ValueError (train.py, line 3)")
     assert job.machine.record.layout == WHOLE
@@ -417,7 +417,7 @@ def all_saved(job: Changing) -> None:
     assert (finished.resumable, finished.why) == (True, "Ctrl-C")
 
 
-def test_a_job_that_is_to_end_saves_what_lies_in_memory_alone() -> None:
+def test_a_job_being_shut_down_saves_a_state_that_is_only_stashed() -> None:
     job = Changing(saves=True).begin().shrink()
     parts = job.changed()
     job.feed(SAVED)
@@ -429,7 +429,7 @@ def test_a_job_that_is_to_end_saves_what_lies_in_memory_alone() -> None:
     all_saved(job)
 
 
-def test_another_coordinator_saves_it_too() -> None:
+def test_a_new_coordinator_also_saves_a_state_that_is_only_stashed() -> None:
     job = Changing(saves=True).begin().shrink()
     parts = job.changed()
     job.feed(SAVED)
@@ -440,7 +440,7 @@ def test_another_coordinator_saves_it_too() -> None:
 
 
 @pytest.mark.parametrize("loaded", [True, False])
-def test_a_job_that_is_to_end_while_it_loads_what_was_put_away_saves_that(*, loaded: bool) -> None:
+def test_a_job_shut_down_while_it_loads_the_stash_saves_that_state(*, loaded: bool) -> None:
     job = Changing(saves=True).begin().shrink()
     parts = job.changed()
     for node in parts:
@@ -455,7 +455,7 @@ def test_a_job_that_is_to_end_while_it_loads_what_was_put_away_saves_that(*, loa
     all_saved(job)
 
 
-def test_what_was_put_away_is_waited_for_no_longer_than_workers_take_to_come() -> None:
+def test_a_shutdown_stops_waiting_for_the_stash_after_a_timeout() -> None:
     job = Changing(saves=True).begin().shrink()
     job.changed()
     job.feed(SAVED)
@@ -466,7 +466,7 @@ def test_what_was_put_away_is_waited_for_no_longer_than_workers_take_to_come() -
     assert finished.why == "Ctrl-C; nothing could be saved: step 3 was in the memory of n0, n1 alone"
 
 
-def test_a_node_that_is_drained_stays_as_long_as_it_has_what_no_other_may_have() -> None:
+def test_a_draining_node_stays_while_it_may_have_unique_experts() -> None:
     listed = (ListedLayout(layout=TWO, nodes=1), ListedLayout(layout=WHOLE, nodes=4))
     job = Changing(nodes=4, listed=listed, experts=ExpertShape(layers=1, experts=4, slots=2)).begin().shrink()
     job.feed(Drain(("n1",)))

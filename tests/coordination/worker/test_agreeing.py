@@ -337,7 +337,7 @@ def explored(stops: int) -> int:
 
 
 @pytest.mark.parametrize(("sent", "together"), [((A, B), True), ((B,), False)])
-def test_a_place_waits_only_for_places_that_are_sent_a_state_as_well(sent: tuple[str, ...], together: bool) -> None:
+def test_a_receiver_waits_only_for_ranks_that_also_receive_a_state(sent: tuple[str, ...], together: bool) -> None:
     machine, source = WorkerMachine(B, samples=SAMPLES), LiveSource(members=(D,))
     plan = msgspec.structs.replace(PLANS[1], sources=dict.fromkeys(sent, source))
     machine.on_order(msg.Begin(plan=plan, decision=LATER))
@@ -345,14 +345,14 @@ def test_a_place_waits_only_for_places_that_are_sent_a_state_as_well(sent: tuple
 
 
 @pytest.mark.parametrize(("stops", "states"), [(0, 50), (1, 5000)])
-def test_whatever_comes_when_the_places_of_a_unit_do_the_same(stops: int, states: int) -> None:
+def test_workers_of_a_replica_group_agree_in_every_event_order(stops: int, states: int) -> None:
     """The test with two stops takes minutes: `python test_agreeing.py 2`."""
     assert explored(stops) > states
 
 
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=300, deadline=None)
-def test_whatever_comes_when_and_however_often(seed: int) -> None:
+def test_workers_of_a_replica_group_agree_in_random_event_orders(seed: int) -> None:
     random, unit = Random(seed), fresh()
     unit.stops = 5
     while following := actions(unit):

@@ -31,7 +31,7 @@ def test_a_received_state_is_compared_from_its_next_step() -> None:
     assert [step for step in range(100) if comparison.includes_state(step)] == list(range(21, 21 + COMPARED_STEPS))
 
 
-def test_only_an_equal_state_proves_that_the_received_one_was_right() -> None:
+def test_only_a_compared_equal_state_confirms_the_received_state() -> None:
     comparison = ReplicaComparison()
     assert not compared(comparison, 1).received
     comparison.record_received_state(1)
@@ -42,7 +42,7 @@ def test_only_an_equal_state_proves_that_the_received_one_was_right() -> None:
     assert not compared(comparison, 4).received
 
 
-def test_a_report_has_the_settings_in_words_and_is_of_the_attempt_in_progress() -> None:
+def test_a_fingerprint_includes_readable_settings_and_covers_the_current_attempt() -> None:
     comparison = ReplicaComparison()
     assert comparison.reported_fingerprint(1) is None
     assert compared(comparison, 1).shown == ("lr 0.1",)

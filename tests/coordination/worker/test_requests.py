@@ -66,13 +66,13 @@ def finished(machine: WorkerMachine) -> msg.Finished:
         (True, (msg.Wish.SAVE, msg.Wish.STILL_SAVING), True),
     ],
 )
-def test_one_slow_worker_delays_all_saves_but_the_requested_ones(
+def test_a_slow_worker_delays_all_saves_except_requested_ones(
     *, due: bool, wishes: tuple[msg.Wish, ...], saves: bool
 ) -> None:
     assert is_save_due(wishes, due=due) is saves
 
 
-def test_all_finish_after_a_step_that_passed_with_the_wish_whoever_had_it() -> None:
+def test_all_workers_finish_after_a_step_committed_with_a_stop_request() -> None:
     asked, other = computing(), computing()
     asked.wishes.raise_wish(msg.Wish.STOP, "good enough")
     assert asked.wishes.raised == (msg.Wish.STOP,)
@@ -85,7 +85,7 @@ def test_all_finish_after_a_step_that_passed_with_the_wish_whoever_had_it() -> N
     assert (finished(asked).stopped, finished(other).stopped) == (True, True)
 
 
-def test_why_is_told_by_who_knows_it_and_a_loop_that_is_used_up_was_not_stopped() -> None:
+def test_only_the_requesting_worker_reports_the_reason_for_the_stop() -> None:
     asked, other = computing(), computing()
     asked.wishes.raise_wish(msg.Wish.STOP, "good enough")
     asked.wishes.raise_wish(msg.Wish.STOP, "said later")
@@ -96,7 +96,7 @@ def test_why_is_told_by_who_knows_it_and_a_loop_that_is_used_up_was_not_stopped(
     assert not finished(other).stopped
 
 
-def test_a_wish_is_raised_until_a_step_has_passed_with_it() -> None:
+def test_a_request_stays_raised_until_a_step_commits_with_it() -> None:
     machine = computing()
     machine.wishes.raise_wish(msg.Wish.SAVE)
     machine.on_order(msg.Stop(term=1, generation=1))
@@ -109,13 +109,13 @@ def test_a_wish_is_raised_until_a_step_has_passed_with_it() -> None:
 
 
 @pytest.mark.parametrize("unsaved", [True, False])
-def test_a_checkpoint_that_could_not_be_is_asked_for_again(unsaved: bool) -> None:
+def test_a_save_request_stays_raised_if_the_checkpoint_failed(unsaved: bool) -> None:
     wishes = Wishes()
     wishes.drop_granted(passing(1, msg.Wish.SAVE), unsaved=unsaved)
     assert wishes.raised == ((msg.Wish.SAVE,) if unsaved else ())
 
 
-def test_nobody_computes_on_who_comes_to_that_state_another_way() -> None:
+def test_redone_and_joining_workers_also_finish_after_a_stop_request() -> None:
     redone = computing()
     applies(redone, msg.Wish.STOP)
     redone.on_order(msg.Stop(term=1, generation=1))
@@ -133,7 +133,7 @@ def test_nobody_computes_on_who_comes_to_that_state_another_way() -> None:
 
 
 @pytest.mark.parametrize(("wishes", "task"), [((msg.Wish.STOP,), Finish), ((), Compute)])
-def test_a_checkpoint_of_the_last_step_is_the_end_as_well(wishes: tuple[msg.Wish, ...], task: type) -> None:
+def test_loading_a_checkpoint_of_the_stopping_step_finishes_the_job(wishes: tuple[msg.Wish, ...], task: type) -> None:
     loads = computing()
     loads.on_order(msg.Stop(term=1, generation=1))
     v = passing(7, *wishes) if wishes else None
@@ -143,7 +143,7 @@ def test_a_checkpoint_of_the_last_step_is_the_end_as_well(wishes: tuple[msg.Wish
     assert isinstance(loads.task, task)
 
 
-def test_where_the_job_goes_back_further_it_goes_on() -> None:
+def test_training_continues_if_a_rollback_precedes_the_stop_request() -> None:
     machine = computing()
     applies(machine)
     applies(machine, msg.Wish.STOP)

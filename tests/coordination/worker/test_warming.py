@@ -37,7 +37,7 @@ def warming() -> WorkerMachine:
     return machine
 
 
-def test_it_warms_up_once_and_tells() -> None:
+def test_a_worker_warms_up_once_and_reports_it() -> None:
     machine = warming()
     assert machine.warming.is_running
     assert machine.task == WarmUp()
@@ -46,7 +46,7 @@ def test_it_warms_up_once_and_tells() -> None:
     assert machine.task == Wait()
 
 
-def test_a_failure_is_told_and_it_is_not_tried_again_unasked() -> None:
+def test_a_failed_warm_up_is_reported_and_retried_only_on_request() -> None:
     machine = warming()
     assert machine.warming.finish(0.5, "no room") == [
         SendToCoordinator(msg.Warmed(worker=ME, seconds=0.5, error="no room"))
@@ -56,7 +56,7 @@ def test_a_failure_is_told_and_it_is_not_tried_again_unasked() -> None:
     assert machine.task == WarmUp()
 
 
-def test_an_older_coordinator_is_not_heard() -> None:
+def test_a_warm_up_order_of_an_older_term_is_ignored() -> None:
     machine = asked(term=3)
     machine.warming.start()
     machine.warming.finish(1.0)
@@ -64,7 +64,7 @@ def test_an_older_coordinator_is_not_heard() -> None:
     assert machine.task == Wait()
 
 
-def test_a_member_has_no_time_for_it() -> None:
+def test_a_member_of_a_generation_does_not_warm_up() -> None:
     machine = WorkerMachine(ME, samples=SAMPLES)
     machine.on_order(msg.Begin(plan=plan(1), decision=Decision(kind=DecisionKind.START, applied=0)))
     machine.finish_entering()
@@ -73,7 +73,7 @@ def test_a_member_has_no_time_for_it() -> None:
     assert not machine.warming.start()
 
 
-def test_its_state_is_nobodys_from_the_first_shadow_step_on() -> None:
+def test_a_started_warm_up_invalidates_the_fresh_state() -> None:
     machine = asked()
     (_, fresh) = machine.on_order(msg.Stop(term=1, generation=1))
     assert isinstance(fresh, SendToCoordinator)
@@ -87,14 +87,14 @@ def test_its_state_is_nobodys_from_the_first_shadow_step_on() -> None:
     assert told.message.applied is None
 
 
-def test_no_job_starts_from_it() -> None:
+def test_a_job_cannot_start_from_a_warmed_state() -> None:
     machine = warming()
     machine.warming.finish(1.0)
     with pytest.raises(InvalidTransitionError):
         machine.on_order(msg.Begin(plan=plan(1), decision=Decision(kind=DecisionKind.START, applied=0)))
 
 
-def test_its_experts_are_not_the_initial_ones_any_more() -> None:
+def test_a_warm_up_marks_the_experts_as_not_initial() -> None:
     holding = HeldExperts(ExpertShape(layers=1, experts=2, slots=2))
     machine = WorkerMachine(ME, samples=SAMPLES, holding=holding)
     machine.on_order(msg.Warm(term=1))
@@ -103,7 +103,7 @@ def test_its_experts_are_not_the_initial_ones_any_more() -> None:
 
 
 @pytest.mark.parametrize("kind", ["begin", "prepare", "stop", "done"])
-def test_what_concerns_a_member_cuts_it_short(kind: str) -> None:
+def test_generation_orders_interrupt_a_warm_up(kind: str) -> None:
     machine = warming()
     orders: dict[str, msg.GenerationOrder] = {
         "begin": msg.Begin(plan=plan(4, receives=True), decision=Decision(kind=DecisionKind.REDO, applied=7)),
@@ -120,7 +120,7 @@ def test_what_concerns_a_member_cuts_it_short(kind: str) -> None:
         assert machine.task == Done()
 
 
-def test_a_joiner_that_was_warming_receives_everything() -> None:
+def test_a_joining_worker_receives_its_state_after_an_interrupted_warm_up() -> None:
     machine = warming()
     machine.on_order(msg.Prepare(plan=plan(4, receives=True)))
     machine.warming.interrupt()
@@ -131,7 +131,7 @@ def test_a_joiner_that_was_warming_receives_everything() -> None:
     assert machine.applied == 7
 
 
-def test_it_begins_anew_where_the_generation_that_it_was_to_join_is_void() -> None:
+def test_a_warm_up_restarts_if_the_pending_generation_is_voided() -> None:
     machine = warming()
     machine.on_order(msg.Prepare(plan=plan(4, receives=True)))
     machine.warming.interrupt()

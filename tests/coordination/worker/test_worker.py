@@ -101,7 +101,7 @@ def report_of(instructions: Sequence[object]) -> msg.Report:
     return report
 
 
-def test_a_step_from_its_beginning_to_the_next() -> None:
+def test_a_complete_step_leads_to_the_next_step() -> None:
     machine = WorkerMachine(ME, samples=SAMPLES)
     assert machine.task == Wait()
     told = machine.on_order(begin(1, DecisionKind.START, 0))
@@ -123,7 +123,7 @@ def test_a_step_from_its_beginning_to_the_next() -> None:
     assert machine.task == Compute(2, (0, 2), ())
 
 
-def test_a_stop_while_computing_is_answered_at_once() -> None:
+def test_a_stop_during_compute_is_answered_immediately() -> None:
     machine = computing()
     machine.begin_micro_batch(0)
     halt, _ = told = machine.on_order(msg.Stop(term=1, generation=1))
@@ -135,7 +135,7 @@ def test_a_stop_while_computing_is_answered_at_once() -> None:
     assert not machine.begin_reduction()
 
 
-def test_a_stop_while_the_vote_is_open_is_answered_when_it_is_closed() -> None:
+def test_a_stop_during_an_open_vote_is_answered_after_the_vote() -> None:
     machine = voted()
     assert machine.on_order(msg.Stop(term=1, generation=1)) == [Halt()]
     report = report_of(machine.pass_vote(commit()))
@@ -151,7 +151,7 @@ def test_an_abandoned_vote_is_reported_as_abandoned() -> None:
     assert report.reduced == commit()
 
 
-def test_a_stop_during_apply_is_answered_when_the_state_is_whole() -> None:
+def test_a_stop_during_apply_is_answered_after_apply() -> None:
     machine = voted()
     machine.pass_vote(commit())
     machine.begin_apply()
@@ -162,7 +162,7 @@ def test_a_stop_during_apply_is_answered_when_the_state_is_whole() -> None:
     assert report_of([report]).applied == 1
 
 
-def test_forward_applies_the_recorded_v() -> None:
+def test_forward_applies_the_recorded_step_result() -> None:
     machine = voted()
     machine.on_order(msg.Stop(term=1, generation=1))
     machine.abandon_vote()
@@ -179,7 +179,7 @@ def test_forward_applies_the_recorded_v() -> None:
     assert machine.applied == 1
 
 
-def test_redo_keeps_the_gradients_that_are_its_own() -> None:
+def test_redo_keeps_the_local_gradients_of_the_step() -> None:
     machine = voted()
     machine.on_order(msg.Stop(term=1, generation=1))
     machine.abandon_vote()
@@ -188,7 +188,7 @@ def test_redo_keeps_the_gradients_that_are_its_own() -> None:
     assert machine.task == Compute(1, (0, 2, 1, 3), (0, 2))
 
 
-def test_an_assignment_is_for_one_step() -> None:
+def test_an_assignment_applies_to_one_step_only() -> None:
     machine = WorkerMachine(ME, samples=SAMPLES)
     machine.on_order(begin(1, DecisionKind.START, 0, assignment=((0, 1, 2), (3,))))
     machine.finish_entering()
@@ -202,7 +202,7 @@ def test_an_assignment_is_for_one_step() -> None:
     assert machine.share == (0, 2), "the shares are even again"
 
 
-def test_redo_without_an_assignment_starts_over() -> None:
+def test_redo_without_an_assignment_discards_the_gradients() -> None:
     machine = voted()
     machine.on_order(msg.Stop(term=1, generation=1))
     machine.abandon_vote()
@@ -224,7 +224,7 @@ def test_stale_orders_change_nothing() -> None:
     assert machine.generation == 1
 
 
-def test_a_stop_of_an_older_coordinator_or_of_an_older_generation_stops_nobody() -> None:
+def test_a_stop_of_an_older_term_or_generation_is_ignored() -> None:
     machine = WorkerMachine(ME, samples=SAMPLES)
     machine.on_order(begin(3, DecisionKind.START, 0, plan=plan(3, term=2)))
     assert machine.on_order(msg.Stop(term=1, generation=9)) == []
@@ -239,7 +239,7 @@ def joiner() -> WorkerMachine:
     return machine
 
 
-def test_a_joiner_enters_with_the_first_byte_of_its_state() -> None:
+def test_a_joining_worker_enters_once_its_state_starts_to_arrive() -> None:
     machine = joiner()
     assert machine.task == Wait()
     assert machine.accept_push(2)
@@ -250,7 +250,7 @@ def test_a_joiner_enters_with_the_first_byte_of_its_state() -> None:
     assert machine.task == Compute(4, (1, 3), ())
 
 
-def test_all_that_has_led_to_a_state_goes_with_it_and_its_receiver_s_agent_is_told_before_anything_else() -> None:
+def test_a_state_carries_its_step_history_and_the_receiver_reports_it_first() -> None:
     passed = [msg.PassedStep(step=step, commit=commit(float(step)), generation=1, world=1) for step in (2, 3)]
     machine = joiner()
     machine.accept_push(2)
@@ -266,7 +266,7 @@ def test_all_that_has_led_to_a_state_goes_with_it_and_its_receiver_s_agent_is_to
     assert machine.history == ()
 
 
-def test_who_is_stopped_before_it_has_entered_tells_of_what_was_sent_with_its_report() -> None:
+def test_a_worker_stopped_before_entering_reports_its_received_steps() -> None:
     machine = joiner()
     machine.accept_push(2)
     receive(machine, [msg.PassedStep(step=3, commit=commit())], 3)
@@ -276,7 +276,7 @@ def test_who_is_stopped_before_it_has_entered_tells_of_what_was_sent_with_its_re
     assert kinds == [msg.ReceivedSteps, msg.Report]
 
 
-def test_a_witness_says_that_it_is_one() -> None:
+def test_only_a_witness_is_marked_in_the_applied_message() -> None:
     for witnesses, is_one in (((0,), True), ((1,), False)):
         machine = WorkerMachine(ME, samples=SAMPLES)
         chosen = msgspec.structs.replace(plan(1), witnesses=witnesses)
@@ -285,7 +285,7 @@ def test_a_witness_says_that_it_is_one() -> None:
         assert one_step(machine).witness is is_one
 
 
-def test_a_torn_transfer_leaves_no_state_and_nothing_fresh() -> None:
+def test_an_interrupted_transfer_leaves_neither_a_state_nor_a_fresh_one() -> None:
     machine = joiner()
     fresh = report_of(WorkerMachine(ME, samples=SAMPLES).on_order(msg.Stop(term=1, generation=2)))
     assert fresh.fresh
@@ -297,7 +297,7 @@ def test_a_torn_transfer_leaves_no_state_and_nothing_fresh() -> None:
         machine.on_order(begin(3, DecisionKind.START, 0, plan=plan(3, ME)))
 
 
-def test_a_passed_swap_takes_effect_after_apply_unless_a_stop_came_first() -> None:
+def test_a_committed_swap_takes_effect_after_apply_unless_stopped() -> None:
     for stopped in (False, True):
         machine = voted()
         machine.on_order(msg.Prepare(plan=plan(2, ME, PEER, w("n2"), sources={w("n2"): msg.LiveSource(members=(ME,))})))
@@ -312,7 +312,7 @@ def test_a_passed_swap_takes_effect_after_apply_unless_a_stop_came_first() -> No
         assert machine.generation == (1 if stopped else 2)
 
 
-def test_the_flag_goes_up_once_the_group_stands_and_all_are_known_to_have_it() -> None:
+def test_the_swap_flag_is_raised_once_the_group_is_ready_and_armed() -> None:
     machine = computing()
     assert machine.generations.flags == ()
     machine.on_order(msg.Prepare(plan=plan(2)))
@@ -323,7 +323,7 @@ def test_the_flag_goes_up_once_the_group_stands_and_all_are_known_to_have_it() -
     assert machine.generations.flags == (msg.Flag.SWAP,)
 
 
-def test_a_void_lowers_the_flag() -> None:
+def test_voiding_a_generation_lowers_the_swap_flag() -> None:
     machine = voted()
     machine.on_order(msg.Prepare(plan=plan(2, ME, PEER, w("n2"))))
     machine.on_group_ready(2)
@@ -344,14 +344,14 @@ DISARM = msg.Disarm(term=1, generation=2)
 DISARMED = SendToCoordinator(msg.Disarmed(worker=ME, term=1, generation=2))
 
 
-def test_a_flag_that_nobody_has_seen_is_lowered_at_once() -> None:
+def test_an_unused_swap_flag_is_disarmed_immediately() -> None:
     machine = armed(computing())
     assert machine.on_order(DISARM) == [DISARMED]
     assert machine.generations.flags == ()
     assert machine.on_order(msg.Void(term=1, generation=2)) == [Drop(2)]
 
 
-def test_of_a_flag_that_was_given_it_is_said_after_the_step_and_only_if_that_did_not_swap() -> None:
+def test_a_flag_in_an_open_vote_is_disarmed_after_a_step_without_swap() -> None:
     for swaps in (False, True):
         for passed in (False, True):  # the order comes before or after the others' flags are known
             machine = armed(voted())
@@ -366,13 +366,13 @@ def test_of_a_flag_that_was_given_it_is_said_after_the_step_and_only_if_that_did
             assert machine.generations.flags == ()
 
 
-def test_of_a_vote_that_was_abandoned_nobody_knows_whether_it_swapped_elsewhere() -> None:
+def test_disarming_is_not_confirmed_after_an_abandoned_vote() -> None:
     machine = armed(voted())
     machine.abandon_vote()
     assert machine.on_order(DISARM) == []
 
 
-def test_who_is_armed_anew_says_nothing_of_what_was_asked_before() -> None:
+def test_rearming_cancels_an_earlier_disarm_order() -> None:
     machine = armed(voted())
     machine.on_order(DISARM)
     machine.on_order(msg.Arm(term=2, generation=2))
@@ -383,13 +383,13 @@ def test_who_is_armed_anew_says_nothing_of_what_was_asked_before() -> None:
 
 
 @pytest.mark.parametrize("other", [msg.Disarm(term=0, generation=2), msg.Disarm(term=1, generation=3)])
-def test_an_order_of_another_time_or_generation_lowers_nothing(other: msg.Disarm) -> None:
+def test_a_disarm_order_of_another_term_or_generation_is_ignored(other: msg.Disarm) -> None:
     machine = armed(computing())
     assert machine.on_order(other) == []
     assert machine.generations.flags == (msg.Flag.SWAP,)
 
 
-def test_who_is_stopped_or_only_about_to_join_says_nothing() -> None:
+def test_stopped_and_joining_workers_do_not_confirm_a_disarm() -> None:
     machine = armed(computing())
     machine.on_order(msg.Stop(term=1, generation=2))
     assert machine.on_order(DISARM) == []
@@ -399,7 +399,7 @@ def test_who_is_stopped_or_only_about_to_join_says_nothing() -> None:
     assert joiner.on_order(DISARM) == [], "it takes part in no step whose flags it could know"
 
 
-def test_the_end_interrupts_whoever_still_waits_for_something() -> None:
+def test_the_end_of_the_job_interrupts_a_waiting_worker() -> None:
     machine = voted()
     assert machine.on_order(msg.JobDone()) == [Halt()]
     assert machine.task == Done()
@@ -420,7 +420,9 @@ ILLEGAL: list[tuple[str, Callable[[WorkerMachine], object]]] = [
 
 
 @pytest.mark.parametrize(("name", "call"), ILLEGAL, ids=[name for name, _ in ILLEGAL])
-def test_a_boundary_out_of_turn_raises_with_the_story(name: str, call: Callable[[WorkerMachine], object]) -> None:
+def test_a_boundary_in_the_wrong_phase_raises_an_error_with_the_phase(
+    name: str, call: Callable[[WorkerMachine], object]
+) -> None:
     machine = WorkerMachine(ME, samples=SAMPLES)
     with pytest.raises(
         InvalidTransitionError, match=f"{ME}: the boundary {name} is not allowed in generation 0, phase idle"
@@ -437,14 +439,14 @@ def test_a_phase_cannot_be_skipped(name: str) -> None:
         call(computing())
 
 
-def test_a_vote_that_was_abandoned_does_not_pass_any_more() -> None:
+def test_an_abandoned_vote_cannot_pass() -> None:
     machine = voted()
     machine.abandon_vote()
     with pytest.raises(InvalidTransitionError, match="pass_vote is not allowed in generation 1, phase abandoned"):
         machine.pass_vote(commit())
 
 
-def test_a_step_is_applied_once() -> None:
+def test_a_step_cannot_be_applied_twice() -> None:
     machine = voted()
     machine.pass_vote(commit())
     machine.begin_apply()
@@ -484,7 +486,7 @@ def test_a_begin_that_does_not_fit_the_state_raises() -> None:
         machine.on_order(begin(2, DecisionKind.REDO, 0))
 
 
-def test_partial_gradients_are_not_kept_where_they_are_of_no_use() -> None:
+def test_partial_gradients_are_discarded_by_workers_with_experts() -> None:
     machine = WorkerMachine(ME, samples=SAMPLES, holding=HeldExperts(SHAPE))
     machine.on_order(begin(1, DecisionKind.START, 0, plan=placed(1, b"", blob(0))))
     take_up(machine)
@@ -493,7 +495,7 @@ def test_partial_gradients_are_not_kept_where_they_are_of_no_use() -> None:
     assert report_of(machine.on_order(msg.Stop(term=1, generation=1))).summed == ()
 
 
-def test_a_forward_still_due_leads_to_the_placement_it_was_computed_under() -> None:
+def test_a_pending_forward_is_reported_with_its_original_expert_placement() -> None:
     """It was stopped again before it could apply: its gradients belong to the previous generation's plan."""
     machine = WorkerMachine(ME, samples=SAMPLES, holding=HeldExperts(SHAPE))
     machine.on_order(begin(1, DecisionKind.START, 0, plan=placed(1, b"", blob(0))))
@@ -568,7 +570,7 @@ def beside_a_step() -> WorkerMachine:
     return machine
 
 
-def test_a_step_is_computed_while_experts_travel_and_ready_only_with_them() -> None:
+def test_a_step_is_computed_during_expert_moves_and_ends_after_them() -> None:
     machine = beside_a_step()
     assert machine.finish_entering() == [], "it is reported once everything has arrived"
     assert isinstance(machine.task, Compute)
@@ -584,7 +586,7 @@ def test_a_step_is_computed_while_experts_travel_and_ready_only_with_them() -> N
     assert (report.state, report.result) == (msg.Holding(experts=blob(0, 1)), msg.Holding(experts=blob(1)))
 
 
-def test_what_has_not_come_beside_the_step_is_not_reported() -> None:
+def test_experts_not_yet_received_during_a_step_are_not_reported() -> None:
     machine = beside_a_step()
     machine.finish_entering()
     machine.begin_reduction()
@@ -610,7 +612,7 @@ def test_a_sender_moves_experts_while_it_pushes_the_state() -> None:
     assert machine.task == Enter(the_plan, (PEER,))
 
 
-def test_a_receiver_moves_experts_before_it_takes_the_state_that_has_come() -> None:
+def test_a_receiver_moves_experts_before_it_adopts_the_received_state() -> None:
     machine = with_experts()
     machine.on_order(msg.Stop(term=1, generation=1))
     the_plan = placed(2, b"", blob(1), sources={ME: msg.LiveSource(members=(PEER,))})
@@ -640,7 +642,7 @@ def test_experts_without_the_rest_of_the_state_are_not_reported() -> None:
     assert (report.applied, report.state) == (None, msg.Holding(dense=False))
 
 
-def test_experts_that_come_after_a_stop_do_not_count() -> None:
+def test_experts_received_after_a_stop_are_ignored() -> None:
     machine = with_experts()
     machine.on_order(msg.Stop(term=1, generation=1))
     machine.on_order(begin(2, DecisionKind.REDO, 1, plan=placed(2, blob(0), blob(0, 1))))
@@ -651,7 +653,7 @@ def test_experts_that_come_after_a_stop_do_not_count() -> None:
     assert report.state.experts == blob(0)
 
 
-def test_a_checkpoint_is_loaded_before_its_experts_are_taken_up() -> None:
+def test_a_checkpoint_is_loaded_before_experts_are_moved() -> None:
     machine = with_experts()
     machine.on_order(msg.Stop(term=1, generation=1))
     the_plan = placed(2, b"", blob(1))
@@ -664,7 +666,7 @@ def test_a_checkpoint_is_loaded_before_its_experts_are_taken_up() -> None:
     assert report_of(machine.on_order(msg.Stop(term=1, generation=2))).state.experts == blob(1)
 
 
-def test_a_plan_that_counts_on_experts_that_are_not_here_raises_with_the_story() -> None:
+def test_a_plan_that_assumes_missing_experts_raises_an_error() -> None:
     machine = with_experts()
     machine.on_order(msg.Stop(term=1, generation=1))
     machine.on_order(begin(2, DecisionKind.REDO, 1, plan=placed(2, blob(1), blob(1))))
@@ -672,7 +674,7 @@ def test_a_plan_that_counts_on_experts_that_are_not_here_raises_with_the_story()
         machine.begin_move()
 
 
-def test_who_has_waited_in_vain_tells_what_it_has_seen_before_it_reports() -> None:
+def test_a_timed_out_worker_sends_its_complaint_before_its_report() -> None:
     """Another worker complained first. Without this evidence, the wrong node would be removed."""
     machine = computing()
     assert machine.on_wait_timeout(1)
@@ -683,14 +685,14 @@ def test_who_has_waited_in_vain_tells_what_it_has_seen_before_it_reports() -> No
     assert report_of(told).generation == 1
 
 
-def test_who_was_stopped_before_its_time_was_up_looks_for_nobody() -> None:
+def test_a_worker_stopped_before_its_timeout_does_not_complain() -> None:
     machine = computing()
     machine.on_order(msg.Stop(term=1, generation=1))
     assert not machine.on_wait_timeout(1)
     assert machine.complain(1, "timed out", timed_out=True) == []
 
 
-def test_a_pending_group_that_is_waited_for_in_vain_does_not_keep_back_the_report_for_ever() -> None:
+def test_a_timed_out_pending_group_does_not_block_the_report() -> None:
     machine = computing()
     machine.on_order(msg.Prepare(plan=plan(2, ME, PEER, w("n2"))))
     assert machine.on_wait_timeout(2)
@@ -724,7 +726,7 @@ def refused(**wrong: int) -> tuple[WorkerMachine, list[WorkerInstruction]]:
         {"samples": -1},
     ],
 )
-def test_a_v_that_is_not_made_of_the_step_s_samples_is_refused(wrong: dict[str, int]) -> None:
+def test_a_step_result_with_wrong_samples_is_refused(wrong: dict[str, int]) -> None:
     machine, said = refused(**wrong)
     (told,) = [i.message for i in said if isinstance(i, SendToCoordinator)]
     assert isinstance(told, msg.VoteRefused)
@@ -736,7 +738,7 @@ def test_a_v_that_is_not_made_of_the_step_s_samples_is_refused(wrong: dict[str, 
         machine.begin_vote()
 
 
-def test_who_has_refused_reports_it_with_its_generation_and_leads_to_no_step() -> None:
+def test_a_refusal_is_reported_with_its_generation_and_without_a_result() -> None:
     machine, _ = refused(samples=30)
     for stop in (1, 3):
         report = report_of(machine.on_order(msg.Stop(term=1, generation=stop)))
@@ -747,7 +749,7 @@ def test_who_has_refused_reports_it_with_its_generation_and_leads_to_no_step() -
     assert report_of(machine.on_order(msg.Stop(term=1, generation=4))).refused == 0
 
 
-def test_who_was_stopped_before_its_reductions_had_returned_neither_is_ready_nor_refuses() -> None:
+def test_a_worker_stopped_during_reductions_neither_is_ready_nor_refuses() -> None:
     for samples in (24, 30):
         machine = reducing()
         report = report_of(machine.on_order(msg.Stop(term=1, generation=1)))
@@ -771,7 +773,7 @@ def lagging() -> WorkerMachine:
     return machine
 
 
-def test_who_lacks_the_decided_step_keeps_its_own_until_that_has_come_whole() -> None:
+def test_a_lagging_worker_keeps_its_state_until_the_new_one_is_complete() -> None:
     machine = lagging()
     assert isinstance(machine.task, Receive), "it has no result to apply"
     assert machine.accept_push(2)
@@ -784,7 +786,7 @@ def test_who_lacks_the_decided_step_keeps_its_own_until_that_has_come_whole() ->
     assert machine.task == Compute(2, (0, 1, 2, 3), (0,)), "the step is repeated with its kept gradients"
 
 
-def test_what_has_come_takes_the_place_of_what_was_here_and_a_stop_waits_for_that() -> None:
+def test_a_stop_during_adoption_is_answered_after_the_state_is_replaced() -> None:
     machine = lagging()
     machine.accept_push(2)
     assert machine.begin_adoption(2)
@@ -795,7 +797,7 @@ def test_what_has_come_takes_the_place_of_what_was_here_and_a_stop_waits_for_tha
     assert not machine.keeps
 
 
-def test_what_comes_after_a_stop_takes_no_place() -> None:
+def test_a_state_received_after_a_stop_is_not_adopted() -> None:
     machine = lagging()
     machine.accept_push(2)
     machine.on_order(msg.Stop(term=1, generation=2))
@@ -803,7 +805,7 @@ def test_what_comes_after_a_stop_takes_no_place() -> None:
     assert machine.applied == 1
 
 
-def test_a_state_that_does_not_fit_leaves_none() -> None:
+def test_a_received_state_that_does_not_fit_leaves_no_state() -> None:
     machine = lagging()
     machine.accept_push(2)
     machine.begin_adoption(2)
@@ -820,7 +822,7 @@ def test_gradients_of_another_attempt_are_never_applied() -> None:
         machine.on_order(begin(2, DecisionKind.FORWARD, 1, commit=commit(7.0), plan=plan(2, ME)))
 
 
-def test_what_was_begun_of_the_next_step_is_kept_while_others_finish_this_one() -> None:
+def test_gradients_of_the_next_step_survive_a_forward_of_the_others() -> None:
     machine = computing()
     one_step(machine)
     machine.begin_micro_batch(2)
@@ -830,7 +832,7 @@ def test_what_was_begun_of_the_next_step_is_kept_while_others_finish_this_one() 
     assert machine.task == Compute(2, (0, 2), (2,))
 
 
-def test_a_step_that_is_done_again_is_neither_reduced_nor_passed() -> None:
+def test_a_repeated_step_is_reported_as_neither_reduced_nor_passed() -> None:
     machine = voted()
     machine.on_order(msg.Stop(term=1, generation=1))
     machine.pass_vote(commit())
@@ -839,7 +841,7 @@ def test_a_step_that_is_done_again_is_neither_reduced_nor_passed() -> None:
     assert (report.passed, report.result, report.reduced) == (None, None, None)
 
 
-def test_a_script_that_ended_leaves_its_state_and_nothing_that_is_half_done() -> None:
+def test_an_ended_script_keeps_its_state_and_no_partial_gradients() -> None:
     machine = computing()
     one_step(machine)
     machine.begin_micro_batch(0)
@@ -849,7 +851,7 @@ def test_a_script_that_ended_leaves_its_state_and_nothing_that_is_half_done() ->
     assert (report.applied, report.phase, report.summed) == (1, Phase.COMPUTE, ())
 
 
-def test_a_script_that_ended_takes_part_in_what_saves_the_state() -> None:
+def test_an_ended_script_takes_part_in_the_last_save() -> None:
     machine = computing()
     one_step(machine)
     assert machine.keep_state_only()
@@ -861,7 +863,7 @@ def test_a_script_that_ended_takes_part_in_what_saves_the_state() -> None:
     assert machine.task == Finish(asked=False)
 
 
-def test_where_the_state_is_not_whole_or_about_to_change_nothing_is_kept() -> None:
+def test_an_incomplete_or_changing_state_is_not_kept() -> None:
     assert not WorkerMachine(ME, samples=SAMPLES).keep_state_only(), "a fresh machine has no state of the job"
     machine = voted()
     assert not machine.keep_state_only(), "the step may pass elsewhere"
@@ -872,7 +874,7 @@ def test_where_the_state_is_not_whole_or_about_to_change_nothing_is_kept() -> No
     assert machine.keep_state_only()
 
 
-def test_where_the_job_begins_anew_a_state_of_before_is_no_copy_of_it() -> None:
+def test_a_start_decision_discards_the_earlier_state() -> None:
     machine = computing()
     machine.on_order(msg.Stop(term=1, generation=1))
     sent = plan(2, sources={ME: msg.LiveSource(members=(PEER,))})
