@@ -27,9 +27,15 @@ def is_running(record: Record | None) -> bool:
 
 
 def checkpoint_lock(settings: ServerSettings, *, running: bool) -> AbstractContextManager[LockOwner | None]:
-    """Return a context that holds the lock of the job's checkpoint directory.
+    """Return a context that holds the lock of the job's checkpoint directory while inside; without a directory, it
+    holds none.
 
-    See `locked_directory`, also for its value.
+    Its value is the owner of a stale lock that was replaced, or None.
+
+    Args:
+        settings: of the coordinator
+        running: whether the job trains already. If so, problems with the lock are only logged; else entering raises
+            BadInputError.
     """
     spec, identity = settings.config.spec, settings.config.identity
     owner = lock_owner(spec.name, identity, str(settings.journal_path or ""))

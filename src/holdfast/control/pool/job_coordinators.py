@@ -202,8 +202,9 @@ class JobCoordinators:
 
         Restart it after failures, with pauses of up to 5 s.
 
-        Invalid input ends a job that has not started, and so does its requested end. If another pool has taken the job
-        over, give up.
+        A job that has not started, or whose end was requested, is reported to the pool as failed if its input is
+        invalid; one whose end is requested before it has started is reported as stopped. Neither is tried again. If
+        another pool has taken the job over, give up.
         """
         if previous is not None:
             await asyncio.wait((previous,))
@@ -254,8 +255,8 @@ class JobCoordinators:
     async def _run(self, hosted: _Hosted) -> None:
         """Start a job's coordinator, report that it can receive messages, and run it until it is not wanted, or fails.
 
-        If the job is over, wait for its agents. At the end, close the coordinator, and release the checkpoint
-        directory.
+        If the job is over, wait until the coordinator is not wanted, and then for the job's agents. At the end, close
+        the coordinator, and release the checkpoint directory. Any error of the coordinator is raised.
         """
         job = hosted.job
         make_host, lock = await self._open(hosted)
@@ -323,6 +324,14 @@ class JobCoordinators:
         """Open the journal of a job, read its checkpoints, and lock their directory, in a thread.
 
         Return as `_open`. If the job was ended meanwhile, release the lock again.
+
+        Args:
+            hosted: the job
+            keeper: of the job's record
+            nodes: nodes of the pool
+
+        Raises:
+            BadInputError, OutdatedStoreError: a setting, the journal, the checkpoints or their lock cannot be used.
         """
         job, token, spec = hosted.job, hosted.token, hosted.job.spec
         held = keeper.record.held if keeper.record is not None else None

@@ -54,7 +54,7 @@ def kill_all(but: Collection[int] = (), *, trees: bool = False) -> None:
     """SIGKILL all descendants.
 
     Args:
-        but: pids to leave out.
+        but: pids that are not killed; their descendants are.
         trees: whether to leave out their descendants, too.
     """
     for pid in find_descendants(but, trees=trees):
@@ -77,7 +77,7 @@ async def end_all_below(but: Callable[[], Collection[int]], *, trees: bool = Fal
     """Kill all descendants, and return once none is left.
 
     Args:
-        but: returns pids to leave out.
+        but: returns pids that are not killed; their descendants are.
         trees: whether to leave out their descendants, too.
     """
     while find_descendants(but(), trees=trees):

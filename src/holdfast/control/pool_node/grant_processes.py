@@ -121,7 +121,10 @@ class GrantProcesses:
             self._ends.set()
 
     def end(self) -> None:
-        """Interrupt the job's agent (SIGINT), which ends all processes. After `END_S` seconds they are killed."""
+        """Interrupt the job's agent (SIGINT), which ends all processes. After `END_S` seconds `run` kills them.
+
+        If no agent was started, `run` stops waiting to start it.
+        """
         self._ends.set()
         if self._child is not None:
             self._child.send_signal(signal.SIGINT)
@@ -153,9 +156,13 @@ class GrantProcesses:
         return None
 
     async def _get(self, what: str = "") -> bytes:
-        """Send one request about the job to the pool. Return b"" if the pool refuses it.
+        """Send one request about the job to the pool, and return the body of its answer. Return b"" if the pool refuses
+        it.
 
         At most the bytes of one message are read.
+
+        Args:
+            what: end of the path below the job's; "" for its status.
 
         Raises:
             httpx.HTTPError, TimeoutError, msgspec.DecodeError: the pool does not answer, or its answer is too large.

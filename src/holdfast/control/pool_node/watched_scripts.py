@@ -20,14 +20,16 @@ class WatchedScripts:
         self._known: dict[str, _Fingerprint] = {}
 
     def add(self, script: str) -> None:
-        """Watch a script, which is about to be checked and started."""
+        """Watch a script, which is about to be checked and started. Beyond `_KEPT` scripts, the one added first is
+        forgotten.
+        """
         self._known.pop(script, None)
         self._known[script] = _fingerprint(script)
         while len(self._known) > _KEPT:
             del self._known[next(iter(self._known))]
 
     def check_changed(self) -> bool:
-        """Return whether any script has changed since the last call."""
+        """Return whether any script has changed since the last call, or since it was added."""
         now = {script: _fingerprint(script) for script in self._known}
         before, self._known = self._known, now
         return now != before

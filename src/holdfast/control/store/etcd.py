@@ -110,7 +110,7 @@ class EtcdStore(Store):
         return _EtcdWatch(self, EtcdStore(self.url, answer_s=self._answer_s), prefix, after)
 
     def compare_and_swap(self, key: str, value: bytes, expected_revision: int) -> int | None:
-        """Replace a value if its revision is as expected, and return the new revision, else None.
+        """Replace a value if its revision is as expected (0: no entry), and return the new revision, else None.
 
         See `Store.compare_and_swap`. If the last write of this key got no answer and had the same arguments, repeat it
         with its stamp: if it was carried out, its revision is returned. Raises StoreError if the value is too large.

@@ -112,7 +112,8 @@ class EtcdGateway:
     def _ask(self, endpoint: str, path: str, content: bytes) -> httpx.Response | _Problem:
         """Send a request to one member, and return its answer or its problem.
 
-        If there is a user, log in first. If the session has expired, log in again and repeat the request once.
+        If there is a user, log in first. If the session has expired, log in again and repeat the request once. Raises
+        as `_post`.
         """
         if self._place.user and not self._session and (problem := self._log_in(endpoint)):
             return problem
@@ -122,7 +123,11 @@ class EtcdGateway:
         return reply
 
     def _log_in(self, endpoint: str) -> _Problem | None:
-        """Open a session with the user's password. Return the problem if that fails, else None."""
+        """Open a session with the user's password. Return the problem if the password cannot be read or etcd refuses
+        it, else None.
+
+        Raises as `_post`.
+        """
         self._session = ""
         try:
             password = self._place.password()

@@ -80,7 +80,10 @@ class SqliteStore(Store):
         return self._as_entry(*rows[0]) if rows else None
 
     def list(self, prefix: str) -> Listing:
-        """Return all entries whose keys begin with `prefix`, with the store's revision; see `Store.list`."""
+        """Return all entries whose keys begin with `prefix`, with the store's revision; see `Store.list`.
+
+        If the file does not exist yet, there are none, at revision 0. Raises StoreError if it cannot be read.
+        """
         # One statement sees one snapshot. The store's revision is that of its newest entry.
         rows = self._read(f"{_NEWER} UNION ALL SELECT NULL, NULL, max(revision) FROM entries", (0, prefix, prefix))
         entries = {str(key): self._as_entry(value, revision) for key, value, revision in rows if key is not None}
@@ -165,6 +168,7 @@ class SqliteStore(Store):
         Raises:
             StoreError: the store is closed.
             BadInputError: the file is not a store of this schema.
+            OSError, sqlite3.Error, UnicodeDecodeError: the file cannot be created or used.
         """
         if self._closed:
             raise StoreError(f"the store {self._path} is closed")
@@ -215,7 +219,8 @@ def _remedy(error: Exception) -> str:
 def _create(path: Path) -> None:
     """Create an empty store with the tables, readable by this user only, and link it to its path when it is complete.
 
-    If another process has created the file meanwhile, that one stays.
+    If another process has created the file meanwhile, that one stays. Raises OSError or `sqlite3.Error` if it cannot be
+    created.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}.new")
     # Private: the records hold the secrets of the state transfers. SQLite gives its side files the same mode.
