@@ -180,8 +180,9 @@ def kept_by_units(
     """Return the summed micro-batches that each replica group keeps, for `Begin`; () if none does or groups have one
     worker.
 
-    A group keeps the micro-batches that all of its workers report, or none. A group that receives the decided state
-    keeps its sum of the previous step, which may be repeated until the state has arrived.
+    A group in the decided state keeps the micro-batches that all of its workers report, if all of these are assigned to
+    it; else none. A group that receives the decided state keeps its sum of the previous step, which may be repeated
+    until the state has arrived.
     """
     if plan.places == 1 or decision.kind not in (DecisionKind.REDO, DecisionKind.FORWARD):
         return ()

@@ -75,7 +75,11 @@ def check_configuration(
 
 
 def _other_work(transaction: Transaction, attach: Attach) -> str:
-    """Return how a worker's layouts, batch or seed differ from the job's before a layout change; "" if they match."""
+    """Return how a worker's layouts, batch or seed differ from the recorded ones, which stay the same in a layout
+    change.
+
+    "" if they match, or if the record has no layouts to change between.
+    """
     record = transaction.record
     if not record.layouts:
         return ""

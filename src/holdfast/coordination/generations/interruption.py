@@ -131,6 +131,9 @@ class Interruption:
     def silent(self, away: Set[str], timeout_s: float) -> list[Failure]:
         """Return a failure for each connected node without a report after the timeout; [] before it, or without an
         interruption.
+
+        Args:
+            away: the disconnected nodes that are expected back; they are not in the result.
         """
         if self.stop is None or self._transaction.now - self._since <= timeout_s:
             return []

@@ -129,6 +129,11 @@ def _experts(
 ) -> tuple[dict[int, bytes], dict[int, bytes]]:
     """Return the held experts, then the placed ones, of ranks at which they differ from the members' experts in the
     base.
+
+    Both are {} without experts.
+
+    Args:
+        before: each member's rank in the base, or None for a new member.
     """
     if plan.expert_plan is None:
         return {}, {}

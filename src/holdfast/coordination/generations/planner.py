@@ -123,7 +123,12 @@ def _seats(before: GenerationPlan, stand_ins: Mapping[str, str]) -> list[str]:
 
 
 def _in_rank_order(before: GenerationPlan | None, workers: list[str], stand_ins: Mapping[str, str]) -> list[str]:
-    """Return the workers in rank order: in the previous order if they fill the same ranks."""
+    """Return the workers in the rank order of the plan `before`, if they fill exactly its ranks; else in the given
+    order.
+
+    Args:
+        stand_ins: the nodes that take over ranks, with the nodes that they replace.
+    """
     if before is None or not fill_same_ranks(before, workers, stand_ins):
         return workers
     seats = {seat: rank for rank, seat in enumerate(_seats(before, stand_ins))}
@@ -241,7 +246,7 @@ def divide_micro_batches(record: Record, workers: Iterable[str], config: Coordin
 def factors_of(record: Record, workers: Iterable[str], config: CoordinatorConfig) -> list[float]:
     """Return the relative time of a micro-batch on each of these workers, 1 unless the node is known to be slow.
 
-    If the job ignores slow nodes, the findings of an earlier coordinator do not count.
+    All are 1 if the job's policy for slow nodes is not `move`, even if an earlier coordinator has recorded slow nodes.
     """
     if config.spec.recovery.stragglers != "move":
         return [1.0 for _ in workers]

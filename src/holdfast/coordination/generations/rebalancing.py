@@ -99,6 +99,8 @@ class Rebalancing:
     def _due(self, committed: int) -> bool:
         """Return whether a search for the recent loads is due: as soon as loads are known, then every `rebalance_every`
         steps.
+
+        Never if `rebalance_every` is 0, nor twice after the same step.
         """
         every = self._config.spec.experts.rebalance_every
         if not every or committed == self._asked_at or self._loads.tokens is None:

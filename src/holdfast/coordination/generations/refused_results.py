@@ -32,7 +32,11 @@ def refused_anew(before: Refusal | None, reports: Iterable[Report]) -> int:
 
 
 def refused_again(before: Refusal | None, reports: Iterable[Report]) -> bool:
-    """Return whether an attempt without kept gradients was also refused: then every attempt will be."""
+    """Return whether an attempt without kept gradients was also refused: then every attempt will be.
+
+    Args:
+        before: the recorded refusal, whose step is repeated; without one, the result is False.
+    """
     if before is None:
         return False
     return any(_refused(report, before.step) >= before.clean_from for report in reports)

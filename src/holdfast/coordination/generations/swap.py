@@ -96,7 +96,7 @@ class PendingGeneration:
     def newcomers(self, plan: GenerationPlan) -> list[str]:
         """Return the new workers of complete nodes, in complete replica groups, that can join now and are useful.
 
-        None while nodes are still connecting, shortly after a failed join, or if they are too few for static experts.
+        [] while nodes are still connecting, shortly after a failed join, or if they are too few for static experts.
         Workers with which a group failed are left out for some time.
         """
         transaction, config = self._transaction, self._config

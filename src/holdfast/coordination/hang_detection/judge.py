@@ -118,6 +118,8 @@ def _waiting_time_s(stand: ThreadActivity) -> float:
 def _is_far_slower(stand: ThreadActivity, others_wait_s: float, unknown_s: float) -> bool:
     """Return whether a worker takes far longer than the others for an activity without a learned limit.
 
+    False if there is a limit, if the worker waits, or if the activity does not take all workers about as long.
+
     Args:
         others_wait_s: how long the others have waited for it.
         unknown_s: the least time that counts.

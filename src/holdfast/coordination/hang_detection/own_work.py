@@ -112,7 +112,8 @@ class SlowWork:
     def record_kill(self, stand: ThreadActivity, why: str) -> bool:
         """Record that a worker is ended; return whether its kill counts only after a verdict.
 
-        Otherwise it counts at once, because the worker did no work that another one does, too.
+        False, and nothing is recorded, if the worker did no work that another one does, too, or if its node is not
+        connected: then the kill counts at once.
         """
         item, connection = _work_item_of(stand), self._transaction.members.connection_of(stand.worker)
         node = self._transaction.members.nodes.get(node_of(stand.worker))
@@ -222,7 +223,9 @@ class SlowWork:
         )
 
     def _state_of(self, item: WorkItem) -> _WorkState:
-        """Return the state of a work item, perhaps a new one; the oldest items are forgotten."""
+        """Return the state of a work item, a new one if it is unknown. Beyond a maximum number, the oldest items are
+        forgotten.
+        """
         state = self._states.setdefault(item, _WorkState())
         while len(self._states) > _MAX_ITEMS:
             del self._states[next(iter(self._states))]

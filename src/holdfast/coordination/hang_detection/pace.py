@@ -51,6 +51,8 @@ class Pace:
     def on_applied(self, step: int, now: float) -> None:
         """Learn the time of a step when the first worker has applied it. Older steps, and steps during an entry, are
         ignored.
+
+        Of the first step in a generation only the end is known, so its time is not learned.
         """
         if self._entering or step <= self._step:
             return
@@ -76,7 +78,11 @@ class Pace:
         return None if limit_s is None else (limit_s - FLOOR_S) / FAILURE
 
     def should_ask(self, now: float) -> bool:
-        """Return whether a probe is due: the step takes 1.5 times as long as usual, or the entry longer than it may."""
+        """Return whether a probe is due: the step takes longer than about 1.5 usual steps, or the entry longer than it
+        may.
+
+        If the usual time of a step is unknown, a fixed time counts.
+        """
         still_s, mean_s = now - self.since, self.mean_s
         if self._entering:
             return still_s > self._enter_s
@@ -84,7 +90,10 @@ class Pace:
 
     @property
     def together_s(self) -> float:
-        """Seconds that an operation of all members may take: at most a whole step."""
+        """Seconds that an operation of all members may take: at most a usual step, or a fixed time if that is unknown.
+
+        0 while the members enter the generation.
+        """
         if self._entering:
             return 0.0
         return TOGETHER_S if self.mean_s is None else self.mean_s + FLOOR_S

@@ -306,7 +306,7 @@ class HangProbe:
         """Order the agent to end a hung worker, if its node is connected.
 
         If its kill counts only after a verdict, all nodes are asked to report workers that need as long for the same
-        work.
+        work. If it exceeded no learned limit, the next such worker gets more time.
         """
         transaction, connection = self._transaction, self._transaction.members.connection_of(stand.worker)
         if connection is not None:

@@ -85,7 +85,7 @@ def _score(took_s: Mapping[str, float]) -> list[tuple[str, float, float]]:
 
 
 def _median_without(ordered: list[float], place: int) -> float:
-    """Return the median of an ordered list without one of its values; the mean of the middle two."""
+    """Return the median of an ordered list without its value at index `place`; the mean of the middle two."""
     left = len(ordered) - 1
     low, high = ((index if index < place else index + 1) for index in ((left - 1) // 2, left // 2))
     return (ordered[low] + ordered[high]) / 2

@@ -222,7 +222,9 @@ class LateWatch:
         return seen
 
     def expect_end(self, work: WatchWork) -> None:
-        """Report the end of this work later if it takes as long here. At most 16 such requests are kept."""
+        """Remember to report the end of this work if a worker here takes as long for it. The newest 16 requests are
+        kept.
+        """
         self._expected.pop(place := (work.step, work.activity, work.micro_batch), None)
         self._expected[place] = work.for_s
         while len(self._expected) > MAX_EXPECTED:
@@ -277,7 +279,7 @@ class LateWatch:
         return now - since - away_s - _core_wait_s(self._core_waits, worker, since, reading)
 
     def _waiting_time_s(self, now: float, worker: str, reading: Reading) -> float:
-        """Return how long a worker has waited in a collective.
+        """Return how long a worker has waited in a collective; 0 if it is in none.
 
         Times without a core do not count, because the worker reads no data then.
         """

@@ -53,9 +53,10 @@ class Admission:
     def admit(self, connection: int, hello: Hello) -> Node | None:
         """Admit an agent: add its node, send Welcome and return the node. Or refuse it and return None.
 
-        A refused agent gets the reason, and an unfit one is reported to the pool. The connection is only closed if the
-        agent knows a newer coordinator, or if the pool has not assigned its node yet. If it knows a newer record than
-        the store has, this coordinator ends.
+        A refused agent gets the reason before its connection is closed; if its protocol, job, script or address is
+        wrong, the pool is told, too. The connection is closed without a reason if the agent knows a newer coordinator,
+        or if the pool has not assigned its node yet. If it knows a newer record than the store has, this coordinator
+        ends.
         """
         transaction, config = self._transaction, self._config
         if newer := self._record_age.newer_than_record(hello):

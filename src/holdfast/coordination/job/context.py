@@ -161,7 +161,9 @@ class JobContext:
 
     @property
     def phase(self) -> JobPhase:
-        """The phase of the job."""
+        """The phase of the job: over, or recovering while a generation is interrupted, or running with a plan, else
+        waiting.
+        """
         if self.job_end.over is not None:
             return JobPhase.OVER
         if self.interruption.stop is not None:

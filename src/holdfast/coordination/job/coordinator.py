@@ -171,8 +171,8 @@ class Coordinator:
     def handle(self, event: Input, now: float) -> list[Instruction]:
         """Handle one input, do the work that is due after it, and return the instructions for the shell.
 
-        A heartbeat only renews the lease, unless it completes a step. A tick also emits joined nodes, the committed
-        step and missing nodes.
+        A heartbeat without news only renews the lease; one with steps is recorded, but triggers further work only if it
+        completes a step. A tick also emits joined nodes, the committed step and missing nodes.
 
         Raises:
             BadInputError, UnreachableError, RefusedError: a user's request is refused.
@@ -488,9 +488,9 @@ class Coordinator:
     def _on_worker_down(self, node: Node, down: msg.WorkerDown) -> None:
         """Handle the end of a worker.
 
-        Bad input fails the job, and a script that has left its loop is recorded. A node is ended if its script cannot
-        use the state. Any other end is a failure. Reports of workers that ended before with their replica group are
-        ignored.
+        Bad input of a member, or of any worker before the first generation, fails the job. A script that has left its
+        loop is recorded. A node is ended if its script cannot use the state. Any other end is a failure. Reports of
+        workers that ended before with their replica group are ignored.
         """
         if not self._handlers.must_handle_end(node, down) or self.context.failing.on_worker_down(down):
             return

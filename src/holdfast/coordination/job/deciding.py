@@ -149,11 +149,12 @@ class GenerationDecider:
         return False
 
     def _choose_next_generation(self, *, parted: bool) -> None:
-        """Choose the verdict and the members of the next generation, and execute the verdict.
+        """Choose how the next generation continues (the verdict) and its members, and execute the verdict.
 
         Workers with script errors are replaced, and draining members released, if the others have all their state. If
-        only workers with script errors have the newest state, it is saved, and all workers restart. Return without a
-        verdict while ranks are held for new processes, or expert slots are missing.
+        only workers with script errors have the newest state, it is saved, and all workers restart. If the recovery
+        always restarts all workers, they are replaced without a verdict; after too many refused steps the job closes as
+        failed. Return without a verdict, too, while ranks are held for new processes, or expert slots are missing.
 
         Args:
             parted: whether the members with reports go on without newcomers, because they cannot all reach each other.
@@ -300,10 +301,10 @@ class GenerationDecider:
         return None if not whole or find_lost(self._transaction.record, others, reports) else others
 
     def _decide_without(self, raisers: list[str], reports: Mapping[str, Report], arrivals: list[str]) -> Verdict | None:
-        """Return a verdict that treats these members as failed, or None if it would not keep a live state of the
-        others.
+        """Return a verdict that treats the members `raisers` as failed, or None if the others have no live state to go
+        on from.
 
-        A step that only these members have applied is not announced yet, because the others would also have applied it.
+        Nothing is announced here: the others may not have applied the newest step of `raisers`.
         """
         others = {worker: report for worker, report in reports.items() if worker not in raisers}
         verdict = self._decide_from(others, arrivals) if others else None
@@ -400,7 +401,8 @@ class GenerationDecider:
         """Compare the data of all workers before the first plan of a run; return whether the job may begin.
 
         The majority has the job's data, which is recorded, and the nodes of other workers are refused. Without a
-        majority the job fails. If nodes were refused, return False: the job waits for others.
+        majority the job fails. If nodes were refused, return False: the job waits for others. True at once if the data
+        is already recorded.
         """
         transaction, infos = self._transaction, list(self._transaction.members.workers())
         if transaction.record.data:
@@ -568,7 +570,10 @@ class GenerationDecider:
         self._begin_generation(workers, verdict, reports, reason)
 
     def _leads_to_unsaved(self, verdict: Verdict | NothingLeft) -> bool:
-        """Return whether a verdict leads to a state that may not be in a checkpoint yet."""
+        """Return whether a verdict leads to a state that may not be in a checkpoint yet; False if nothing is left.
+
+        This is a live state after step 0, or the stash of a layout change.
+        """
         if not isinstance(verdict, Verdict) or self._layouts.is_from_stash(verdict.decision):
             return isinstance(verdict, Verdict)
         return verdict.decision.kind in (DecisionKind.REDO, DecisionKind.FORWARD) and verdict.decision.applied > 0
@@ -578,7 +583,8 @@ class GenerationDecider:
         stash.
 
         Returns:
-            The reason of the next generation: "rollback", "start" if the job only resumes, or save or layout.
+            The reason of the next generation: from a stash `LAYOUT`, or `SAVE` if the job closes; else "rollback", or
+                "start" if the job only resumes.
         """
         transaction = self._transaction
         known = transaction.record.plan is not None or (self._ledger.committed > 0 and not transaction.begins_again)

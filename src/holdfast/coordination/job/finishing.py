@@ -36,8 +36,9 @@ class LoopExits:
     def on_loop_left(self, down: WorkerDown, known: WorkerInfo | None) -> None:
         """Handle a script that ended without error.
 
-        If it ended before its first step, the job fails. If the others would wait forever for this worker or its state,
-        the generation is stopped.
+        If a member, or any worker before the first generation, ended before its first step, the job closes as failed.
+        If the others would wait forever for a member or its state, the generation is stopped. Any other end is only
+        recorded.
 
         Args:
             known: the worker, or None if it had not attached.

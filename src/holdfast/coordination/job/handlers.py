@@ -91,7 +91,10 @@ class MessageHandlers:
                 self._context.straggling.on_own_times(node.name, message)
 
     def _on_machine_report(self, node: Node, message: msg.ClockOffset | msg.GpusRead | msg.OutputFailed) -> None:
-        """Store a node's clock offset or the state of its GPUs, or report a file that it cannot write."""
+        """Store a node's clock offset or the state of its GPUs, or report a file that it cannot write.
+
+        An offset that is not larger than its uncertainty is stored as 0.
+        """
         match message:
             case msg.ClockOffset():
                 # Delays of a loaded machine must not count as an offset of its clock.
@@ -232,7 +235,8 @@ class MessageHandlers:
     def _on_applied(self, node: Node, message: msg.Applied) -> None:
         """Handle a worker's report that it has applied a step to its state.
 
-        Diverged replicas fail the job. Reports of other lineages and implausible steps are ignored.
+        Diverged replicas fail the job. A step with a swap flag puts the pending generation in force. Reports of other
+        lineages are ignored; an implausible step expels the node.
         """
         record = self._transaction.record
         if message.generation < record.lineage or message.generation > record.generation:
@@ -394,8 +398,10 @@ class MessageHandlers:
             self._context.closing.fail(message.why)
 
     def _on_raised(self, node: Node, message: msg.Raised) -> None:
-        """Handle a script error in a process that still runs. It goes to the standbys, or only marks a retained worker,
-        or is a failure.
+        """Handle a script error in a process that still runs.
+
+        A standby's process is replaced, a retained worker is only marked, and an error of any other worker is a
+        failure.
         """
         if node.standby:
             self._context.standbys.on_raised(node, message.worker, message.detail)

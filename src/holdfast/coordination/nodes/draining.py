@@ -139,7 +139,8 @@ class Draining:
         Ignored if the job is over, or if the node leaves already and is retained or has a deadline.
 
         Returns:
-            Why it cannot leave before, or "". Then it stays until its end, and is lost.
+            Why it cannot leave before, or "" if it drains or the notice is ignored. If it cannot, it stays until its
+            end, and is lost.
         """
         transaction, record = self._transaction, self._transaction.record
         others = tuple(one for one in record.leaving if one.node != name)
@@ -186,7 +187,10 @@ class Draining:
         return len(rest) < len(drained)
 
     def cancel_recall(self, name: str) -> None:
-        """Let a node that was recalled and has not left stay: its pool has granted it again."""
+        """Let a node that was recalled and has not left stay: its pool has granted it again.
+
+        It still leaves if it is retained already, or if its replacement has been chosen to join next to it.
+        """
         leaving = self._transaction.record.leaving
         kept = tuple(one for one in leaving if one.node != name or not one.closes or one.owed or one.beside)
         if len(kept) < len(leaving):
@@ -326,7 +330,8 @@ class Draining:
     def find_next_leavers(self, plan: GenerationPlan) -> list[str]:
         """Return the members of the plan in force that can leave at the end of the step.
 
-        [] if they have the only copy of some experts, if the others lack slots, or within 10 steps of a failed try.
+        [] if none can leave yet, if they have the only copy of some experts, if the others lack slots, or within 10
+        steps of a failed try.
         """
         if self._ledger.committed < self._not_before:
             return []
@@ -404,7 +409,10 @@ class Draining:
         return any(one.owed and one.node == name for one in self._transaction.record.leaving)
 
     def on_failure(self, failure: Failure) -> bool:
-        """Complete the leaving of a retained node that fails: it is removed, and is probably not needed.
+        """Complete the leaving of a retained node if it, or one of its workers, fails.
+
+        If the node itself fails, it is removed from the members, and its connection closed; one that hangs is told to
+        reconnect.
 
         Returns:
             False for any other node, which is not handled.
@@ -504,7 +512,8 @@ class Draining:
     # ---- checks ----
 
     def _rest(self, names: Collection[str], without: Collection[str] = ()) -> list[str]:
-        """Return the workers that remain after these nodes have left.
+        """Return the workers that remain after these nodes have left, with the workers of standbys that would replace
+        them.
 
         Args:
             names: the nodes that leave.

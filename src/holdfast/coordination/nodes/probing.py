@@ -160,7 +160,11 @@ class NewcomerProbes:
         return newcomer, outcome
 
     def _probe(self, newcomer: Newcomer) -> bool:
-        """Start a probe of a newcomer with the next member; return False if no member can."""
+        """Start a probe of a newcomer with the next member that has a probe listener, preferably one that has not
+        failed with it.
+
+        Return False if there is no such member.
+        """
         member = self._select_member(newcomer)
         if member is None:
             return False

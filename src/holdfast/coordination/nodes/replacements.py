@@ -93,9 +93,10 @@ class Replacements:
             self.reassign_draining_nodes({name: standby})
 
     def _weigh(self, plan: GenerationPlan) -> Replacement:
-        """Decide whether standbys replace the lost nodes now, and keep the reason.
+        """Return whether standbys replace the lost nodes now (`at_once`), and why; keep the reason in `self.why`, too.
 
-        Only with `auto` and a warm standby it is weighed by costs; otherwise the answer is yes.
+        Costs are weighed only with the policy `auto`, a warm standby, and enough slots for all experts; otherwise the
+        answer is yes.
         """
         empty, recovery = self._find_unreplaced_nodes(plan), self._config.spec.recovery
         if not empty or recovery.on_node_failure != "auto":
@@ -202,7 +203,10 @@ class Replacements:
         return f"a standby to be warm ({one.to}, which was asked for, cannot be)" if one.to else "a standby to be warm"
 
     def explain_no_standby(self, one: Departure) -> str:
-        """Return why no standby will ever replace a node, with the remedy; "" if one may, or if none exists."""
+        """Return why none of the connected standbys will ever replace a node, with the remedy.
+
+        "" if one of them may, if no standby is connected, or if others are still expected or come by a move.
+        """
         here = self._transaction.members.standbys
         whys = [self._standbys.explain_never_warm(name) for name in here]
         if not whys or not all(whys) or self._standbys.awaited or self._becoming():
@@ -215,7 +219,11 @@ class Replacements:
         return [one.node for one in leaving if one.stays and (one.owed or self.is_beside(one))]
 
     def stand_in_for(self, leaving: Iterable[Departure]) -> list[str]:
-        """Assign warm standbys to these leaving nodes; return the workers of all replacements."""
+        """Promote a warm standby for each of these leaving nodes, if there is one, and assign it the node's ranks.
+
+        Returns:
+            The workers of all assigned replacements, also of earlier calls.
+        """
         for name, (standby, why) in self.select_standbys(leaving).items():
             self.promote(standby)
             self._stand_ins[standby] = name, why
@@ -270,7 +278,10 @@ class Replacements:
             self.promote(here[0].name)
 
     def promote_for_missing_nodes(self, plan: GenerationPlan) -> None:
-        """Promote warm standbys to join while the job has too few nodes, near the lost ones if possible."""
+        """Promote warm standbys to join while the job has fewer nodes than it wants, near the lost ones if possible.
+
+        Nothing if no standby is warm, or if the job does not use standbys.
+        """
         members = self._transaction.members
         if not members.standbys or not self._config.spec.recovery.uses_standbys:
             return
@@ -350,7 +361,10 @@ class Replacements:
         return max(candidates, key=lambda name: self._is_near(lost, name))
 
     def _is_near(self, lost: str, name: str) -> tuple[bool, bool]:
-        """Return whether a node is in the rack, and in the zone, of another one."""
+        """Return whether node `name` is in the rack, and whether it is in the zone, of node `lost`.
+
+        False for a rack or zone that is unknown.
+        """
         rack, zone = self._transaction.members.place_of(lost)
         its_rack, its_zone = self._transaction.members.place_of(name)
         return bool(rack) and its_rack == rack, bool(zone) and its_zone == zone

@@ -177,7 +177,10 @@ class StartProbes:
         return bool(self._under_way)
 
     def _find_untried_node(self, one: int) -> Node | None:
-        """Return the newest node on another host that another one has not tried, or None."""
+        """Return the newest node on another host with which the node of connection `one` has no failed probe, or None.
+
+        Only the nodes that connected last are considered, without refused ones.
+        """
         node, tried = self._node(one), self._failed[one].keys()
         newest = islice(reversed(self._transaction.members.nodes.values()), _LOOK_BACK)
         others = (other for other in newest if other.connection not in tried | self._refused and _can_try(node, other))
@@ -232,7 +235,7 @@ class StartProbes:
             self._forget(one)
 
     def _forget(self, one: int) -> None:
-        """Forget a connection's results, also with its peers."""
+        """Forget the probe results of a connection, and those that its peers have about it."""
         for other in self._reached.pop(one, ()):
             self._reached[other].discard(one)
         for other in list(self._failed.get(one, ())):
