@@ -82,7 +82,7 @@ def test_a_node_that_fails_costs_as_much_as_in_the_fine_simulator() -> None:
     assert lost_s(FaultKind.KILL_NODE, step_s) == pytest.approx(expected, abs=0.1 * (step_s + expected))
 
 
-def test_a_node_that_is_silent_costs_no_more_than_its_lease() -> None:
+def test_a_silent_node_costs_at_most_its_lease() -> None:
     """If other nodes wait for it, it is removed sooner; the forecast counts the whole lease."""
     step_s = usual_step_s(NODES)
     seen = expected_s(silent=False, step_s=step_s)

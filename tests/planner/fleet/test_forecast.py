@@ -49,7 +49,7 @@ def test_the_coordinators_own_times_are_its_own() -> None:
     assert (times.lease_s, times.heartbeat_s, times.tick_s) == (config.lease_s, config.heartbeat_s, config.tick_s)
 
 
-def test_restarts_are_what_the_closed_form_says() -> None:
+def test_restarts_equal_the_closed_form() -> None:
     case = case_of(
         nodes=64, mtbf_hours=500.0, mttr_hours=TINY,
         checkpoint={"period_s": 1800.0, "save_s": 30.0}, restart={"detect_s": 60.0, "restart_s": 300.0},
@@ -61,7 +61,7 @@ def test_restarts_are_what_the_closed_form_says() -> None:
     assert agrees(found.restarts.ettr, 1.0 - float(wasted), within=0.02)
 
 
-def test_live_recovery_trains_while_nothing_has_failed_for_as_long_as_a_recovery_takes() -> None:
+def test_live_recovery_trains_unless_a_node_failed_within_one_recovery_time() -> None:
     case = case_of(nodes=64, mtbf_hours=50.0, mttr_hours=TINY, recovery={"nccl_s": 500.0, "tell_s": 100.0})
     found = simulated(case, hours=500.0)
     assert agrees(found.live.ettr, math.exp(-64 / 50.0 * 600.0 / 3600.0), within=0.02)
@@ -84,7 +84,7 @@ def test_a_job_waits_for_enough_nodes() -> None:
     assert agrees(found.live.lost["wait"], 1.0 - (100.0 / 105.0) ** 4, within=0.15)
 
 
-def test_state_is_lost_where_all_its_copies_fail_within_one_recovery() -> None:
+def test_state_is_lost_if_all_its_copies_fail_within_one_recovery() -> None:
     # Four nodes hold two parts in two copies. One holder fails, then the other one before the recovery ends.
     case = case_of(nodes=4, mtbf_hours=10.0, mttr_hours=TINY, job={"copies": 2}, recovery={"nccl_s": 360.0})
     found = simulated(case, hours=4000.0)
@@ -114,13 +114,13 @@ def test_all_time_is_accounted_for() -> None:
         assert one.goodput.mean + one.lost["fewer"].mean == pytest.approx(one.ettr.mean, abs=1e-9)
 
 
-def test_the_same_seed_gives_the_same_numbers_and_another_one_others() -> None:
+def test_the_same_seed_gives_the_same_forecast_and_another_seed_another() -> None:
     case = FleetCase(nodes=128, mtbf_hours=500.0, failure_shape=0.7, repair_shape=0.6)
     first, second, other = (simulated(case, hours=500.0, replications=3, seed=seed) for seed in (7, 7, 8))
     assert first == second != other
 
 
-def test_bursts_of_failures_leave_their_number_as_it_is() -> None:
+def test_bursts_do_not_change_the_number_of_failures() -> None:
     even, bursts = (
         simulated(case_of(nodes=64, mtbf_hours=100.0, mttr_hours=TINY, failure_shape=shape), hours=1000.0).live
         for shape in (1.0, 0.7)
@@ -138,7 +138,7 @@ def test_bursts_of_failures_leave_their_number_as_it_is() -> None:
         ({"checkpoint": {"save_s": 9.0, "period_s": 8.0}}, "checkpoint.save_s is 9: it must be at most"),
     ],
 )
-def test_values_that_do_not_fit_together(given: dict[str, Any], said: str) -> None:
+def test_inconsistent_values_are_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(BadInputError) as caught:
         case_of(**given)
     assert said in str(caught.value)

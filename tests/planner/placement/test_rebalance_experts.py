@@ -34,7 +34,7 @@ def hosts(slots: np.ndarray, experts: int, units: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("groups", "nodes", "gpus"), [(4, 2, 8), (1, 2, 8), (3, 2, 4), (12, 1, 1), (1, 1, 24)])
-def test_results_are_those_of_eplb_in_shape_and_meaning(groups, nodes, gpus):
+def test_results_have_the_shape_and_meaning_of_eplbs(groups, nodes, gpus):
     slots, lists, number = rebalance_experts(loads_of(3, 12), 24, groups, nodes, gpus)
     assert slots.shape == (3, 24)
     assert number.shape == (3, 12)
@@ -51,7 +51,7 @@ def test_results_are_those_of_eplb_in_shape_and_meaning(groups, nodes, gpus):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_never_busier_than_eplb_nor_survives_less_where_as_busy(seed):
+def test_never_busier_than_eplb_and_survives_no_less_if_as_busy(seed):
     rng = np.random.default_rng(seed)
     for _ in range(50):
         nodes, per_node, groups = int(rng.integers(1, 5)), int(rng.integers(1, 4)), int(rng.choice([1, 2, 4]))
@@ -83,7 +83,7 @@ def test_on_recorded_loads_never_busier_than_eplb(name, gpus):
         assert busiest(ours, loads, gpus).mean() <= busiest(eplb(loads, shape), loads, gpus).mean() + 1e-9
 
 
-def test_a_threshold_spreads_every_expert_over_nodes_at_hardly_any_price():
+def test_a_threshold_spreads_every_expert_over_nodes_at_low_cost():
     loads = loads_of(4, 64)
     slots = rebalance_experts(loads, 160, 8, 4, 16, fault_threshold=2)[0]
     assert hosts(slots, 64, 4).sum(axis=2).min() >= 2
@@ -92,7 +92,7 @@ def test_a_threshold_spreads_every_expert_over_nodes_at_hardly_any_price():
     assert hosts(eplb_slots, 64, 4).sum(axis=2).min() == 1
 
 
-def test_racks_come_in_place_of_nodes():
+def test_racks_replace_nodes_as_failure_domains():
     slots = rebalance_experts(loads_of(2, 16), 48, 1, 6, 12, fault_threshold=2, racks=["a", "b", "a", "b", "c", "c"])[0]
     by_node = hosts(slots, 16, 6)
     by_rack = np.stack([by_node[:, :, nodes].any(axis=2) for nodes in ([0, 2], [1, 3], [4, 5])], axis=2)
@@ -118,7 +118,7 @@ def test_a_budget_bounds_the_copies_and_buys_balance(threshold):
     assert reached[-1] < reached[1] < before
 
 
-def test_what_stays_on_a_gpu_stays_in_its_slot():
+def test_an_expert_that_stays_on_a_gpu_keeps_its_slot():
     loads = loads_of(3, 32)
     old = rebalance_experts(loads, 48, 1, 2, 8)[0]
     assert (rebalance_experts(loads, 48, 1, 2, 8, old_indices=old)[0] == old).all()
@@ -128,7 +128,7 @@ def test_what_stays_on_a_gpu_stays_in_its_slot():
             assert ((gpu_old == expert) & (gpu_new == expert)).any()
 
 
-def test_ranks_that_are_gone_get_nothing():
+def test_lost_ranks_get_no_experts():
     loads = loads_of(2, 16)
     active = np.ones(8, dtype=bool)
     active[[2, 5]] = False
@@ -156,12 +156,12 @@ def test_ranks_that_are_gone_get_nothing():
         (np.zeros((0, 1, 2)), r"weight has shape \(0, 1, 2\): it has no steps"),
     ],
 )
-def test_sglangs_steps_that_are_no_loads_are_refused(steps, told):
+def test_invalid_load_histories_of_sglang_are_refused(steps, told):
     with pytest.raises(BadInputError, match=told):
         sglang_rebalance_experts(steps, 4, None, 1, 2, False)
 
 
-def test_a_node_that_is_gone_is_made_good_within_the_budget():
+def test_a_lost_node_is_compensated_within_the_budget():
     loads, active = loads_of(2, 16), np.repeat([False, True, True], 2)
     old = rebalance_experts(loads, 48, 1, 3, 6, fault_threshold=2)[0]
     asked: dict[str, Any] = {"fault_threshold": 2, "active_ranks": active, "old_indices": old, "move_budget": 0}
@@ -171,13 +171,13 @@ def test_a_node_that_is_gone_is_made_good_within_the_budget():
     assert (hosts(slots, 16, 6) & ~hosts(old, 16, 6))[:, :, 2:].sum() == missing.sum()
 
 
-def test_ranks_that_hold_nothing_yet_are_filled_whatever_the_budget():
+def test_empty_ranks_are_filled_regardless_of_the_budget():
     loads, nothing = loads_of(2, 16), np.full((2, 32), -1)
     filled = rebalance_experts(loads, 32, 1, 2, 8, old_indices=nothing, move_budget=0)
     assert (filled[0] == rebalance_experts(loads, 32, 1, 2, 8)[0]).all()
 
 
-def test_vllm_gets_its_one_array_and_may_ask_for_more():
+def test_vllm_gets_one_array_unless_it_requests_more():
     class Safe(VllmPolicy):
         fault_threshold = 2
 
@@ -251,14 +251,14 @@ GOOD: dict[str, Any] = {"weight": loads_of(2, 8), "num_replicas": 16, "num_group
         ({"racks": [[1], [2, 3]]}, "racks is not a table: its rows differ in length"),
     ],
 )
-def test_bad_input_is_one_sentence(wrong, words):
+def test_invalid_input_is_refused_in_one_sentence(wrong, words):
     with pytest.raises(BadInputError) as error:
         rebalance_experts(**(GOOD | wrong))
     assert words in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_numpy_is_all_it_needs():
+def test_only_numpy_is_imported():
     code = (
         "import sys\n"
         "for name in ('torch', 'scipy', 'msgspec'): sys.modules[name] = None\n"

@@ -28,7 +28,7 @@ def nodes_of(slots: np.ndarray, expert: int, layer: int) -> set[int]:
 
 @PROPERTY
 @given(dead=st.sets(st.integers(0, 7), max_size=4), threshold=st.integers(1, 2), seed=st.integers(0, 5))
-def test_it_mends_by_as_few_copies_as_are_missing(dead, threshold, seed):
+def test_a_repair_copies_only_the_missing_experts(dead, threshold, seed):
     loads, before = placed(seed=seed)
     found = repair(before, sorted(dead), num_gpus=8, num_nodes=4, weight=loads, fault_threshold=threshold)
     after, gone = found.physical_to_logical_map, np.isin(np.arange(48) // 6, sorted(dead))
@@ -79,7 +79,7 @@ def test_a_copy_comes_from_a_slot_that_stays():
     assert [move for move in found.moves.tolist() if move[1] == 0] == [[0, 0, 2, 6]]
 
 
-def test_every_survivor_computes_the_same_whatever_form_it_has_the_placement_in():
+def test_all_survivors_compute_the_same_repair_from_any_form():
     torch = pytest.importorskip("torch")
     loads, before = placed()
     array = repair(before, [1, 6], num_gpus=8, num_nodes=4, weight=loads, fault_threshold=2)
@@ -96,7 +96,7 @@ def test_every_survivor_computes_the_same_whatever_form_it_has_the_placement_in(
     assert tensor.lost == array.lost
 
 
-def test_nobody_dead_changes_nothing_and_a_second_loss_starts_from_the_first():
+def test_no_loss_changes_nothing_and_a_second_loss_continues_from_the_first():
     _, before = placed()
     same = repair(before, [], num_gpus=8, num_nodes=4, fault_threshold=2)
     np.testing.assert_array_equal(same.physical_to_logical_map, before)
@@ -108,7 +108,7 @@ def test_nobody_dead_changes_nothing_and_a_second_loss_starts_from_the_first():
     assert second.lost == ()
 
 
-def test_racks_are_spread_over():
+def test_a_repair_spreads_copies_over_racks():
     loads = np.random.default_rng(0).pareto(1.2, (2, 8)) + 1
     before = rebalance_experts(loads, 32, 1, 4, 4, fault_threshold=2, racks=[0, 0, 1, 1])[0]
     found = repair(before, [3], num_gpus=4, racks=[0, 0, 1, 1], fault_threshold=2)
@@ -142,7 +142,7 @@ def test_racks_are_spread_over():
         ({"physical_to_logical_map": [list(range(8))], "dead": [0]}, "7 slots on 7 live ranks are left for 8 experts"),
     ],
 )
-def test_bad_input_is_one_sentence(change, words):
+def test_an_invalid_repair_request_is_refused_in_one_sentence(change, words):
     given = {"physical_to_logical_map": placed()[1], "dead": [0], "num_gpus": 8, "num_nodes": 4} | change
     if len(np.shape(given["physical_to_logical_map"])) == 2 and np.shape(given["physical_to_logical_map"])[1] == 8:
         given["num_nodes"] = 8

@@ -66,6 +66,6 @@ def test_a_timeline_without_variation_changes_nothing() -> None:
         lambda: RateProfile(1.0, np.zeros(3)),
     ],
 )
-def test_refuses_what_cannot_be_drawn_from(wrong) -> None:
+def test_invalid_distributions_are_refused(wrong) -> None:
     with pytest.raises(BadInputError):
         wrong()

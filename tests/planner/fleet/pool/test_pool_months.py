@@ -70,14 +70,14 @@ def trace_of(*outages: tuple[float, str, str], nodes: int = 4, seconds: float = 
 
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("drawing", [TRACE_A, TRACE_B, SHORT], ids=lambda one: one.name)
-def test_nobody_achieves_more_than_if_nothing_failed(name: str, drawing: TraceDrawing) -> None:
+def test_no_system_achieves_more_than_without_failures(name: str, drawing: TraceDrawing) -> None:
     for seed in range(4):
         tasks, trace = make_table_3_jobs(seed % 5 + 1, NODES), draw_trace(drawing, NODES, seed)
         lived = simulate_pool(SYSTEMS[name], tasks, trace)
         assert 0 < lived.total <= best_waf_without_failures(tasks, NODES) * trace.seconds * (1 + 1e-9)
 
 
-def test_without_failures_ours_achieves_all_that_there_is() -> None:
+def test_without_failures_our_system_achieves_the_maximum() -> None:
     for case in TABLE_3:
         tasks, quiet = make_table_3_jobs(case, NODES), trace_of(nodes=NODES)
         most = best_waf_without_failures(tasks, NODES) * quiet.seconds
@@ -86,7 +86,7 @@ def test_without_failures_ours_achieves_all_that_there_is() -> None:
 
 
 @pytest.mark.soak
-def test_ours_is_never_below_shrinking_only_the_job_that_is_hit_where_that_starves_nobody() -> None:
+def test_our_system_is_never_worse_than_shrinking_only_the_hit_job() -> None:
     compared = 0
     for case in TABLE_3:
         tasks = make_table_3_jobs(case, NODES)
@@ -99,7 +99,7 @@ def test_ours_is_never_below_shrinking_only_the_job_that_is_hit_where_that_starv
     assert compared >= 10
 
 
-def test_ours_leaves_nobody_without_its_least_while_that_suffices() -> None:
+def test_our_system_gives_every_job_its_least_if_possible() -> None:
     for seed in range(6):
         lived = simulate_pool(SYSTEMS["waf"], make_table_3_jobs(5, NODES), draw_trace(TRACE_A, NODES, seed))
         # A job that is hit lacks its least until the failure is detected. Then it is the first to get a node.
@@ -115,7 +115,7 @@ def test_the_same_seed_gives_the_same_numbers(name: str) -> None:
 
 
 @pytest.mark.parametrize("policy", ["waf", "equal", "weighted", "priority"])
-def test_the_policy_alone_gives_every_node_to_whom_the_machine_gives_it(policy: str) -> None:
+def test_dividing_by_policy_gives_the_same_owners_as_the_pools_state_machine(policy: str) -> None:
     for seed in range(15):
         nodes = (16, 12, 9)[seed % 3]
         tasks = make_table_3_jobs(seed % 5 + 1, nodes)
@@ -133,7 +133,7 @@ def test_the_policy_alone_gives_every_node_to_whom_the_machine_gives_it(policy: 
 @pytest.mark.soak
 @given(st.integers(0, 10**6), st.integers(8, 24), st.integers(1, 5))
 @settings(max_examples=20, deadline=None)
-def test_both_ways_to_share_come_to_the_same_total(seed: int, nodes: int, case: int) -> None:
+def test_both_ways_to_share_have_the_same_total(seed: int, nodes: int, case: int) -> None:
     tasks, trace = make_table_3_jobs(case, nodes), draw_trace(scale_drawing(SHORT, nodes), nodes, seed)
     totals = [simulate_pool(SYSTEMS["waf"], tasks, trace, machine=machine).total for machine in (True, False)]
     assert totals[0] == totals[1]
@@ -148,7 +148,7 @@ def test_a_trace_that_ends_while_a_job_is_stopped_ends_there(name: str) -> None:
     assert all(at <= end for at, _ in lived.steps)
 
 
-def test_what_megatron_loses_is_what_figure_2_says() -> None:
+def test_megatrons_losses_equal_figure_2() -> None:
     tasks = [linear("only", 4)]
     again_s = RESUBMIT_S + SET_UP_S + AGAIN_S
     assert HANG_S + again_s == 68 * 60.0
@@ -160,7 +160,7 @@ def test_what_megatron_loses_is_what_figure_2_says() -> None:
     assert spare.total == pytest.approx(4 * (10 * DAY_S - NODE_SEEN_S - again_s))
 
 
-def test_only_the_job_that_is_hit_changes_and_what_is_back_is_its() -> None:
+def test_only_the_hit_job_changes_and_gets_its_nodes_back() -> None:
     tasks = [linear("a", 4), linear("b", 4, weight=1.5)]
     shares = make_node_shares(SYSTEMS["bamboo"], tasks, make_node_names(4), machine=True)
     assert (shares.size_of("a"), shares.size_of("b")) == (1, 3)
@@ -174,7 +174,7 @@ def test_only_the_job_that_is_hit_changes_and_what_is_back_is_its() -> None:
     assert shares.add_node(hit, 4.0) == {"b"}
 
 
-def test_a_loss_is_seen_only_after_its_time_and_then_costs_what_it_costs() -> None:
+def test_a_loss_stops_a_job_from_its_detection_for_its_cost() -> None:
     tasks, system = [linear("only", 4)], with_efficiency(find_system("varuna"), 0.5)
     lost = trace_of((DAY_S, "n0002", "lost"))
     stopped_s = NODE_SEEN_S + SET_UP_S + AGAIN_S
@@ -184,7 +184,7 @@ def test_a_loss_is_seen_only_after_its_time_and_then_costs_what_it_costs() -> No
     assert lived.steps == ((0.0, 2.0), (DAY_S, 0.0), (DAY_S + stopped_s, 1.5))
 
 
-def test_a_job_without_its_least_is_short_of_nodes() -> None:
+def test_a_job_below_its_least_lacks_nodes() -> None:
     lived = simulate_pool(SYSTEMS["hit-only"], [linear("wide", 4, least=4)], trace_of((2 * DAY_S, "n0003", "lost")))
     assert lived.short_s["wide"] == pytest.approx(8 * DAY_S, abs=10.0)
     assert lived.total == pytest.approx(4 * 2 * DAY_S)

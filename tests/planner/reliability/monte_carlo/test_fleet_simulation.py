@@ -112,7 +112,7 @@ def test_bursty_gaps_keep_the_failure_rate() -> None:
     assert estimate(simulated.block_failure_rate).contains(1.0 / float(closed.block_mtbf_hours))
 
 
-def test_the_seed_decides() -> None:
+def test_results_depend_on_the_seed() -> None:
     case, strategy = make_case(), SparingStrategy(block_gpus=16)
     few = SimulationSettings(replications=2, hours=200.0, seed=3)
     first, again = (simulate_strategy(case, strategy, 3, few).cett for _ in range(2))
@@ -120,7 +120,7 @@ def test_the_seed_decides() -> None:
     assert first.tolist() != simulate_strategy(case, strategy, 3, replace(few, seed=4)).cett.tolist()
 
 
-def test_without_failures_nothing_is_lost_but_saving() -> None:
+def test_without_failures_only_saving_costs_time() -> None:
     case = make_case(mtbf=1e15, rack=np.inf)
     simulated = simulate_strategy(
         case, SparingStrategy(block_gpus=16), 0, SimulationSettings(replications=2, hours=100.0)

@@ -82,7 +82,7 @@ def test_interruptions_are_charged_per_block_or_per_rack() -> None:
     ("argument", "value"),
     [("mtbf_tray", 0.0), ("mtbf_rack", -1.0), ("mttr", 0.0), ("spare_trays", 36), ("mttr", np.nan)],
 )
-def test_refuses_what_makes_no_sense(argument: str, value: float) -> None:
+def test_invalid_arguments_are_refused(argument: str, value: float) -> None:
     arguments = {"mtbf_tray": 2e4, "mtbf_rack": 1e4, "mttr": 24.0, "trays": 36, "spare_trays": 4, argument: value}
     with pytest.raises(BadInputError, match=argument):
         block_mtbf(**arguments)

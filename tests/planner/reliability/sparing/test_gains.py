@@ -50,7 +50,7 @@ def test_one_spare_tray_is_not_credited_with_the_power_of_four() -> None:
     assert gains[1] < 1.01 < 1.033 < gains[3]
 
 
-def test_a_gain_measured_for_a_strategy_stands() -> None:
+def test_a_measured_gain_of_a_strategy_is_used() -> None:
     case = replace(catalina(), strategies=(SparingStrategy(block_gpus=72, spare_gpus=8, hardware_gain=1.02),))
     assert evaluate(case).strategies[0].hardware_gain == 1.02
 

@@ -64,6 +64,6 @@ def test_no_down_time_means_no_loss() -> None:
 @pytest.mark.parametrize(
     ("key", "value"), [("nodes", 0), ("mttr_hours", 0.0), ("down_seconds_with", -1.0), ("down_seconds_with", 700.0)]
 )
-def test_refuses_what_makes_no_sense(key: str, value: float) -> None:
+def test_invalid_standby_cases_are_refused(key: str, value: float) -> None:
     with pytest.raises(BadInputError, match=key):
         replace(CASE, **{key: value})

@@ -36,7 +36,7 @@ def row(table: Evaluation, label: str) -> StrategyGoodput:
 
 
 @pytest.mark.parametrize("label", PRINTED)
-def test_row_equals_the_printed_one(table: Evaluation, label: str) -> None:
+def test_each_row_equals_the_printed_one(table: Evaluation, label: str) -> None:
     job, inter, intra, stranded, cett, hardware, model, goodput = PRINTED[label]
     case, ours = catalina(), row(table, label)
     lost = losses(case, ours)
@@ -145,7 +145,7 @@ def test_gains_default_to_one() -> None:
 
 
 @pytest.mark.parametrize("mtbf", [1e-3, 1.0, 30.0])
-def test_no_goodput_is_an_answer(mtbf: float) -> None:
+def test_a_goodput_of_zero_is_a_valid_result(mtbf: float) -> None:
     case = catalina()
     failures = replace(case.failures, mtbf_tray_hours=mtbf, mtbf_rack_hours=mtbf / 2)
     evaluation = evaluate(replace(case, failures=failures))

@@ -60,7 +60,7 @@ def test_recovers_exponential_mtbf_and_mttr() -> None:
     assert fit.gaps.ks_p_value > 0.01
 
 
-def test_sees_heavy_tails_and_says_weibull_fits_better() -> None:
+def test_heavy_tails_are_detected_and_weibull_fits_better() -> None:
     fit = fit_trace(made_trace(shape=0.5))
     assert fit.repairs.ks_p_value < 0.01
     assert fit.repairs.cv > 1.5
@@ -192,7 +192,7 @@ def test_a_node_that_fails_twice_within_a_minute_is_no_rack() -> None:
     assert count_interruptions(again).racks == 0
 
 
-def test_failures_at_the_very_same_time_count_once_if_they_are_more_than_chance_brings() -> None:
+def test_simultaneous_failures_count_once_if_they_exceed_chance() -> None:
     together = [at for start in range(1, 900, 10) for at in (start + 1 / 3600, start + 1 / 3600, start + 5.5)]
     found = count_interruptions(sparse_trace(*together, span_hours=1000.0))
     assert (found.racks, found.nodes, found.evidence) == (90, 90, "simultaneous")
@@ -206,7 +206,7 @@ def test_the_scope_of_a_failure_counts_if_the_log_has_it() -> None:
 
 
 @pytest.mark.parametrize(("mttr", "span"), [(24.0, 4000.0), (400.0, 1000.0), (1000.0, 1500.0)])
-def test_the_interval_of_the_mttr_holds_the_truth_when_repairs_outlast_the_log(mttr: float, span: float) -> None:
+def test_the_mttr_interval_contains_the_truth_if_repairs_outlast_the_log(mttr: float, span: float) -> None:
     """Unfinished repairs used to be left out: with 1,000 h, the interval held the true value in none of 60 logs."""
     rng, inside, logs = np.random.default_rng(3), 0, 400
     for _ in range(logs):
@@ -259,7 +259,7 @@ def test_weeks_without_failures_bound_mtbf_from_below_only() -> None:
     assert interval.high == float("inf")
 
 
-def test_failures_of_a_broken_week_alone_say_nothing_about_bursts() -> None:
+def test_failures_within_one_incomplete_week_give_no_estimate_of_bursts() -> None:
     fit = fit_trace(sparse_trace(200.0, 210.0, 240.0, span_hours=300.0))
     assert (fit.mtbf_bursty_hours.low, fit.mtbf_bursty_hours.high) == (0.0, float("inf"))
     assert np.isnan(fit.weekly_dispersion)
