@@ -59,7 +59,7 @@ def without_writes(instructions: list[Instruction]) -> list[Instruction]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_in_groups_the_same_is_told_and_nothing_before_the_record_of_it(seed: int) -> None:
+def test_grouped_writes_send_the_same_messages_none_before_its_record(seed: int) -> None:
     story, rng = a_story(), Random(seed)
     answers = story.answers
     assert sum(isinstance(answer[0], Persist) for answer in answers if answer) > 5, "the story contains enough writes"
@@ -90,12 +90,12 @@ def test_in_groups_the_same_is_told_and_nothing_before_the_record_of_it(seed: in
     assert [event.seq for event in journal] == list(range(1, len(journal) + 1))
 
 
-def test_one_answer_stays_as_it_is() -> None:
+def test_a_group_of_one_answer_is_unchanged() -> None:
     for answer in a_story().answers:
         assert at_once([answer]) == answer
 
 
-def test_a_pool_s_record_has_the_events_of_all() -> None:
+def test_a_grouped_pool_record_contains_the_events_of_all_records() -> None:
     record = PoolRecord(schema=POOL_SCHEMA, pool="p")
     events = [PoolStoreReturned(time=1.0, pool="p", term=1, seq=number, away_s=1.0) for number in range(4)]
     tell = [DisconnectNode(number) for number in range(4)]

@@ -149,7 +149,7 @@ def forget(job: Job) -> None:
 
 
 @pytest.mark.parametrize("kind", [*KINDS, *WORKER_KINDS], ids=lambda kind: kind.__name__)
-def test_messages_of_a_kind_let_nothing_grow(kind: type[Any]) -> None:
+def test_messages_of_each_type_leave_record_and_tables_bounded(kind: type[Any]) -> None:
     job, hostile = job_of_three(), Hostile(1)
     described = inspect.type_info(kind)
     for k in range(150):
@@ -177,7 +177,7 @@ def test_messages_of_a_kind_let_nothing_grow(kind: type[Any]) -> None:
     check(job)
 
 
-def test_evaluations_under_ever_new_names_are_forgotten_in_their_order() -> None:
+def test_the_oldest_evaluations_are_forgotten_beyond_the_limit() -> None:
     """Reproducer record_grows.py."""
     job = job_of_three()
     kept = msg.EvaluationResult(name="validation", step=1, samples=1, metrics={})
@@ -194,7 +194,7 @@ def test_evaluations_under_ever_new_names_are_forgotten_in_their_order() -> None
     check(job)
 
 
-def test_unfit_nodes_under_ever_new_names_are_forgotten_in_their_order() -> None:
+def test_the_oldest_unfit_nodes_are_forgotten_beyond_the_limit() -> None:
     """Reproducer record_grows.py."""
     job, hostile = Job(nodes=3).start(), Hostile(2)
     for k in range(limits.MAX_LISTED + 100):
@@ -209,7 +209,7 @@ def test_unfit_nodes_under_ever_new_names_are_forgotten_in_their_order() -> None
     check(job)
 
 
-def test_nodes_that_come_and_go_under_ever_new_names_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_that_connect_and_leave_under_new_names_leave_tables_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (membership, ladder, suspects):
         monkeypatch.setattr(module, "_KEPT", TABLE // 2)
     job = Job(nodes=1).start()
@@ -229,7 +229,7 @@ def test_nodes_that_come_and_go_under_ever_new_names_leave_nothing(monkeypatch: 
     check(job)
 
 
-def test_the_longest_lists_together_fit_into_a_write() -> None:
+def test_a_record_with_all_lists_full_fits_into_one_write() -> None:
     """All lists have their maximum length, with texts that do not compress."""
     hostile = Hostile(3)
 

@@ -61,7 +61,7 @@ def _fields(message: msg.Hello) -> dict[str, object]:
 
 
 @given(changes=st.lists(st.tuples(st.sampled_from(CHANGES), st.sampled_from(IDS), st.integers(0, 63)), max_size=60))
-def test_what_is_kept_up_is_what_a_walk_would_find(changes: list[tuple[str, str, int]]) -> None:
+def test_membership_indexes_equal_a_walk_over_all_workers(changes: list[tuple[str, str, int]]) -> None:
     driven = Driven()
     for change in changes:
         driven.change(*change)
@@ -79,7 +79,7 @@ def test_what_is_kept_up_is_what_a_walk_would_find(changes: list[tuple[str, str,
         assert [info.id for info in members.workers()] == complete, "none of these workers was announced yet"
 
 
-def test_who_was_told_of_may_be_named_where_another_process_of_its_node_is_gone() -> None:
+def test_an_announced_worker_stays_listed_after_another_process_of_its_node_is_lost() -> None:
     members = Membership()
     node = members.add(msgspec.structs.replace(hello("n0"), workers=2), 1, 0.0)
     for worker in IDS[:2]:
@@ -89,7 +89,7 @@ def test_who_was_told_of_may_be_named_where_another_process_of_its_node_is_gone(
     assert [info.id for info in members.workers()] == [IDS[0]]
 
 
-def test_a_node_that_is_removed_says_who_was_on_it() -> None:
+def test_removing_a_node_returns_its_workers() -> None:
     members = Membership()
     node = members.add(hello("n0"), 1, 0.0)
     message: Attach = attach(IDS[0])
@@ -99,14 +99,14 @@ def test_a_node_that_is_removed_says_who_was_on_it() -> None:
 
 
 @pytest.mark.parametrize("worker", ["n2/0/b", "n2/1/a", "n2/9999/a"])
-def test_a_node_that_runs_more_workers_than_it_said_is_expelled(worker: str) -> None:
+def test_a_node_with_more_workers_than_declared_is_expelled(worker: str) -> None:
     job = Job().start()
     job.say(attach(worker))
     assert [failure.node for failure in job.said(ev.FailureDetected)] == ["n2"]
     assert job.machine.members.worker(worker) is None
 
 
-def test_where_nodes_were_is_remembered_of_the_newest_of_those_that_are_gone() -> None:
+def test_locations_of_only_the_newest_removed_nodes_are_remembered() -> None:
     members = Membership()
     for number in range(5000):
         members.add(msg.Hello(**{**_fields(hello(f"n{number}")), "rack": "r1", "zone": "z1"}), number, 0.0)

@@ -9,7 +9,7 @@ from holdfast.protocol import events as ev
 from made_events import made
 
 
-def test_who_is_asked_for_what() -> None:
+def test_each_alert_has_an_addressee_and_a_command() -> None:
     asked = {
         made("job_waiting", seq=4, nodes=2, why="w"): ("operator", "holdfast scale +2"),
         made("node_left", seq=4, node="n7", reason="quarantined"): ("site", "holdfast undrain n7"),
@@ -26,7 +26,7 @@ def test_who_is_asked_for_what() -> None:
         assert (request["who"], request["command"], request["about_seq"]) == (who, command, 4)
 
 
-def test_what_recovers_by_itself_asks_nobody() -> None:
+def test_events_that_recover_automatically_raise_no_alert() -> None:
     for event in (
         made("node_left", node="n1", reason="failed"),
         made("rolled_back", to_step=5, why="the job resumes from its checkpoint"),
@@ -38,7 +38,7 @@ def test_what_recovers_by_itself_asks_nobody() -> None:
         assert request_of(event, 5) is None
 
 
-def test_it_comes_right_behind_its_event_with_a_number_of_its_own() -> None:
+def test_an_alert_follows_its_event_with_its_own_number() -> None:
     job = Job(nodes=1).start()
     job.step(1)
     job.lose("n0")

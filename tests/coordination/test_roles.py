@@ -32,7 +32,7 @@ def test_a_domain_has_the_members_of_one_role() -> None:
     assert [two.domain_of(worker) for worker in two.workers] == [(0, 2), (1, 3), (0, 2), (1, 3), (4,)]
 
 
-def test_a_role_that_all_have_takes_no_room_in_a_message() -> None:
+def test_a_role_shared_by_all_members_is_not_encoded() -> None:
     one = plan(*assign_roles([w("n0"), w("n1")]).values())
     encoded = msgspec.msgpack.encode(one)
     assert b"role" not in encoded

@@ -49,12 +49,12 @@ def costs(nodes: int) -> dict[str, int]:
     return out
 
 
-def test_one_message_costs_the_same_whatever_the_world_s_size() -> None:
+def test_the_cost_of_a_message_is_independent_of_world_size() -> None:
     small, large = costs(SMALL), costs(LARGE)
     assert {name: large[name] - small[name] for name in small if large[name] > small[name] + 5} == {}
 
 
-def test_the_more_agents_there_are_the_more_seldom_each_says_that_it_lives() -> None:
+def test_the_heartbeat_interval_grows_with_the_number_of_agents() -> None:
     def beat_s(nodes: int) -> float:
         job = Job(nodes=nodes).boot()
         job.connect(hello("n0"))
@@ -67,7 +67,7 @@ def test_the_more_agents_there_are_the_more_seldom_each_says_that_it_lives() -> 
     assert CoordinatorConfig(spec=JobSpec(), pool_nodes=800).beat_s(32) == 0.8
 
 
-def test_where_a_node_stands_costs_little_and_is_announced_with_the_last() -> None:
+def test_applied_steps_in_heartbeats_are_cheap_and_committed_with_the_last() -> None:
     job = Job(nodes=64).start()
     job.step(1, *(f"n{index}" for index in range(16)))
     stands = msg.Heartbeat(generation=1, applied=(1,))
@@ -81,7 +81,7 @@ def test_where_a_node_stands_costs_little_and_is_announced_with_the_last() -> No
     assert [event.step for event in job.said(ev.StepCommitted)] == [1]
 
 
-def test_a_sign_of_life_renews_a_lease_and_costs_nothing_else() -> None:
+def test_a_heartbeat_only_renews_the_lease() -> None:
     job = Job(nodes=2).start()
     for _ in range(4):
         job.tick(1.0)
@@ -90,7 +90,7 @@ def test_a_sign_of_life_renews_a_lease_and_costs_nothing_else() -> None:
     assert job.feed(Received(99, msg.Heartbeat())) == []
 
 
-def test_an_answer_where_everybody_stands_costs_the_same_whatever_the_world_s_size() -> None:
+def test_the_cost_of_a_probe_answer_is_independent_of_world_size() -> None:
     """A thousand answers arrive at once, and each of them may be overdue."""
 
     def cost(nodes: int) -> int:

@@ -23,7 +23,7 @@ def test_a_sender_that_failed_is_used_only_if_no_other_is_left() -> None:
     assert senders("x", "a", "b", history=history) == ("b",), "the sender with fewer failures is tried"
 
 
-def test_a_sender_is_the_suspect_once_two_receivers_failed_with_it_and_received_from_another() -> None:
+def test_a_sender_is_suspect_once_two_receivers_failed_only_with_it() -> None:
     history = TransferHistory()
     history.note_failure("x", ["a"])
     history.note_failure("y", ["a"])
@@ -46,7 +46,7 @@ def test_a_receipt_clears_its_senders_and_the_receiver() -> None:
     assert (history.tries("x"), bool(history)) == (0, False)
 
 
-def test_a_node_that_is_gone_is_forgotten_but_for_what_speaks_against_its_sender() -> None:
+def test_a_lost_node_is_forgotten_except_for_evidence_against_its_sender() -> None:
     history = TransferHistory()
     history.note_failure("x", ["a"])
     history.note_failure("y", ["a"])
@@ -60,7 +60,7 @@ def test_a_node_that_is_gone_is_forgotten_but_for_what_speaks_against_its_sender
     assert not history
 
 
-def test_the_history_is_bounded() -> None:
+def test_the_transfer_history_is_bounded() -> None:
     history = TransferHistory()
     for number in range(5000):
         history.note_failure(f"x{number}", ["a"])

@@ -196,7 +196,7 @@ REDO = Decision(kind=DecisionKind.REDO, applied=0)
 # ---- kept and replayed messages ----
 
 
-def test_the_latest_of_each_kind_is_replayed_in_the_order_of_a_life() -> None:
+def test_the_latest_message_of_each_kind_is_replayed_in_lifecycle_order() -> None:
     """A report follows the steps that it mentions, so the coordinator has received all of them when it evaluates it."""
     bench = Bench()
     a = bench.worker
@@ -222,7 +222,7 @@ def test_the_latest_of_each_kind_is_replayed_in_the_order_of_a_life() -> None:
     ]
 
 
-def test_applied_steps_are_kept_until_the_journal_has_them() -> None:
+def test_applied_steps_are_kept_until_they_are_committed() -> None:
     bench = Bench()
     bench.say(*(applied(bench.worker, step) for step in range(1, 6)))
     bench.hear(Committed(term=1, step=2))
@@ -235,7 +235,7 @@ def test_applied_steps_are_kept_until_the_journal_has_them() -> None:
     assert bench.kept_steps() == []
 
 
-def test_steps_that_are_done_again_after_a_roll_back_are_kept_again() -> None:
+def test_steps_repeated_after_a_rollback_are_kept_again() -> None:
     """The journal had these steps before the rollback. If the coordinator dies now, it has not written the new ones."""
     bench = Bench()
     bench.say(*(applied(bench.worker, step) for step in range(1, 11)))
@@ -246,7 +246,7 @@ def test_steps_that_are_done_again_after_a_roll_back_are_kept_again() -> None:
 
 
 @pytest.mark.parametrize("kind", [Prepared, Report, Complaint, VoteRefused, Finished])
-def test_a_newer_generation_makes_words_about_an_older_one_worthless(kind: type) -> None:
+def test_messages_about_an_older_generation_are_dropped_when_a_newer_one_is_entered(kind: type) -> None:
     bench = Bench()
     a = bench.worker
     stale = {
@@ -262,14 +262,14 @@ def test_a_newer_generation_makes_words_about_an_older_one_worthless(kind: type)
     assert stale[kind] not in bench.kept()
 
 
-def test_words_about_the_generation_that_is_entered_stay() -> None:
+def test_messages_about_the_entered_generation_are_kept() -> None:
     bench = Bench()
     fault = Complaint(worker=bench.worker, generation=2, detail="x")
     bench.say(fault, Entered(worker=bench.worker, generation=2, applied=0))
     assert fault in bench.kept()
 
 
-def test_a_complaint_about_a_pending_generation_does_not_hide_that_the_group_in_force_is_broken() -> None:
+def test_a_complaint_about_a_pending_generation_keeps_that_about_the_current_one() -> None:
     """A coordinator that takes over receives only the kept messages."""
     bench = Bench()
     broken = Complaint(worker=bench.worker, generation=2, detail="a peer is gone")
@@ -280,7 +280,7 @@ def test_a_complaint_about_a_pending_generation_does_not_hide_that_the_group_in_
     assert [one for one in bench.kept() if isinstance(one, Complaint)] == [pending]
 
 
-def test_of_complaints_about_pending_generations_the_newest_is_kept() -> None:
+def test_only_the_newest_complaint_about_pending_generations_is_kept() -> None:
     bench = Bench()
     bench.say(Entered(worker=bench.worker, generation=2, applied=0))
     older, newer = (Complaint(worker=bench.worker, generation=number, detail="too late") for number in (3, 4))
@@ -288,7 +288,7 @@ def test_of_complaints_about_pending_generations_the_newest_is_kept() -> None:
     assert [one for one in bench.kept() if isinstance(one, Complaint)] == [newer]
 
 
-def test_what_was_applied_in_the_generation_that_another_worker_enters_counts() -> None:
+def test_a_step_applied_before_another_worker_enters_its_generation_is_kept() -> None:
     """The second worker's step may arrive before the first worker's entry, although that entry must come first."""
     bench = Bench(workers=2)
     first, second = bench.machine.workers
@@ -307,7 +307,7 @@ def posted(bench: Bench, message: Post) -> list[AgentMessage]:
     return messages_of(bench.machine.on_worker_message(message, bench.now))
 
 
-def test_the_keys_of_a_node_go_in_one_bundle_once_all_its_members_have_posted() -> None:
+def test_the_keys_of_a_node_are_sent_in_one_bundle_after_all_members_posted() -> None:
     bench = Bench(workers=3)
     a, b, c = bench.workers
     bench.hear(begin_node(1, 1, a, b))
@@ -318,7 +318,7 @@ def test_the_keys_of_a_node_go_in_one_bundle_once_all_its_members_have_posted() 
     assert posted(bench, post(a, 1, "late")) == [Posts(posts=(post(a, 1, "late"),))]
 
 
-def test_who_posts_no_key_is_waited_for_all_the_same() -> None:
+def test_the_bundle_waits_for_a_member_that_posts_no_key() -> None:
     """With NCCL, only rank 0 has a key: each other rank posts that it has none."""
     bench = Bench(workers=2)
     a, b = bench.workers
@@ -349,7 +349,7 @@ def test_a_bundle_that_is_larger_than_a_message_is_split() -> None:
     assert all(len(msgspec.msgpack.encode(bundle)) < MAX_MESSAGE_BYTES for bundle in bundles)
 
 
-def test_a_worker_that_posts_more_than_it_may_is_ended() -> None:
+def test_a_worker_that_posts_too_many_bytes_is_killed() -> None:
     bench = Bench()
     (worker,) = bench.workers
     bench.hear(begin_node(1, 1, worker))
@@ -360,7 +360,7 @@ def test_a_worker_that_posts_more_than_it_may_is_ended() -> None:
     assert "bytes of keys" in killed.why
 
 
-def test_what_all_have_posted_is_handed_to_the_members_of_its_generation() -> None:
+def test_posted_keys_are_passed_to_the_members_of_their_generation() -> None:
     bench = Bench(workers=2)
     a, b = bench.workers
     bench.hear(begin_node(1, 1, a))
@@ -371,21 +371,21 @@ def test_what_all_have_posted_is_handed_to_the_members_of_its_generation() -> No
     assert bench.hear(Posted(generation=7, keys={})) == []
 
 
-def test_rendezvous_is_not_kept() -> None:
+def test_rendezvous_keys_are_not_replayed() -> None:
     bench = Bench()
     bench.hear(begin_node(1, 1, bench.worker))
     bench.machine.on_worker_message(post(bench.worker, 1), bench.now)
     assert bench.kept() == [attach(bench.worker), Begun(worker=bench.worker, generation=1)]
 
 
-def test_a_worker_that_was_told_to_begin_is_not_fresh_any_more_though_it_never_reads_it() -> None:
+def test_a_worker_that_was_sent_a_begin_is_no_longer_fresh() -> None:
     """A simulation with slow listeners found this: an expelled worker was accepted again as a fresh one."""
     bench = Bench()
     bench.hear(begin_node(1, 3, bench.worker))
     assert bench.kept() == [attach(bench.worker), Begun(worker=bench.worker, generation=3)]
 
 
-def test_of_a_dead_worker_only_its_end_is_told_until_another_is_there() -> None:
+def test_only_the_end_of_a_dead_worker_is_replayed_until_its_successor_attaches() -> None:
     bench = Bench(workers=2)
     a, other = bench.workers
     bench.say(Entered(worker=a, generation=1, applied=0), applied(a, 1))
@@ -405,7 +405,7 @@ def test_of_a_dead_worker_only_its_end_is_told_until_another_is_there() -> None:
     assert rest == []
 
 
-def test_how_a_worker_has_ended_without_a_coordinator_is_told_to_the_next_one_once() -> None:
+def test_a_worker_end_during_a_disconnection_is_replayed_once() -> None:
     bench = Bench()
     a = bench.worker
     bench.machine.on_disconnected()
@@ -419,7 +419,7 @@ def test_how_a_worker_has_ended_without_a_coordinator_is_told_to_the_next_one_on
     assert bench.kept() == [attach(b)]
 
 
-def test_of_a_worker_that_left_its_loop_all_is_told_until_the_job_is_over() -> None:
+def test_all_messages_of_a_worker_that_left_its_loop_are_replayed_until_the_job_ends() -> None:
     """This is not a failure, and its applied steps are not repeated, so every coordinator must know them."""
     bench = Bench()
     left = bench.worker
@@ -441,7 +441,7 @@ def test_of_a_worker_that_left_its_loop_all_is_told_until_the_job_is_over() -> N
     assert bench.hear(EndNode(exit_code=EXIT_DONE, why="the job is done")) == [EndAgent(EXIT_DONE, "the job is done")]
 
 
-def test_a_worker_that_left_before_it_applied_a_step_has_the_state_it_entered_with() -> None:
+def test_a_worker_that_left_its_loop_without_a_step_reports_its_entry_state() -> None:
     bench = Bench()
     left = bench.worker
     bench.say(Entered(worker=left, generation=3, applied=7))
@@ -451,7 +451,7 @@ def test_a_worker_that_left_before_it_applied_a_step_has_the_state_it_entered_wi
     assert told.applied == 7
 
 
-def test_a_step_that_a_dead_worker_has_applied_alone_is_not_told() -> None:
+def test_a_step_applied_only_by_a_dead_worker_is_not_replayed() -> None:
     """The other workers repeat the step, perhaps with another result. That must not look like diverged replicas."""
     bench = Bench(workers=2)
     first, second = bench.workers
@@ -463,7 +463,7 @@ def test_a_step_that_a_dead_worker_has_applied_alone_is_not_told() -> None:
     assert bench.kept_steps() == [9]
 
 
-def test_what_a_worker_says_that_was_replaced_counts_for_nothing() -> None:
+def test_messages_of_a_replaced_worker_are_ignored() -> None:
     bench = Bench()
     old = bench.worker
     bench.die()
@@ -471,7 +471,7 @@ def test_what_a_worker_says_that_was_replaced_counts_for_nothing() -> None:
     assert bench.machine.on_worker_ended(down(old), 0.0, clean=False) == []
 
 
-def test_of_a_long_outage_each_step_is_told_once_for_all_workers_in_pages() -> None:
+def test_steps_of_a_long_outage_are_replayed_once_for_all_workers_in_pages() -> None:
     bench = Bench(workers=8)
     for step in range(1, 2001):
         bench.say(*(applied(worker, step) for worker in bench.workers))
@@ -487,7 +487,7 @@ def test_of_a_long_outage_each_step_is_told_once_for_all_workers_in_pages() -> N
     assert all(page.workers == dict.fromkeys(bench.workers, 2000) for page in pages)
 
 
-def test_what_an_older_generation_did_after_the_step_that_a_newer_one_begins_with_is_not_told() -> None:
+def test_steps_undone_by_a_newer_generation_are_not_replayed() -> None:
     """This holds for both workers: the second one will also discard its steps."""
     bench = Bench(workers=2)
     for step in range(1, 9):
@@ -500,7 +500,7 @@ def test_what_an_older_generation_did_after_the_step_that_a_newer_one_begins_wit
 
 
 @given(st.lists(st.tuples(st.sampled_from(["applied", "commit", "down"]), st.integers(1, 30)), max_size=60))
-def test_nothing_uncommitted_of_a_live_worker_is_lost(story: list[tuple[str, int]]) -> None:
+def test_no_uncommitted_step_of_a_live_worker_is_lost(story: list[tuple[str, int]]) -> None:
     bench = Bench()
     expected, committed = set[int](), 0
     for what, step in story:
@@ -561,7 +561,7 @@ def test_orders_of_a_lower_term_are_refused(order: NodeOrder) -> None:
     assert newer.hear(JobDone()) == [SendToWorkers((newer.worker,), JobDone())]
 
 
-def test_what_is_said_once_to_a_node_reaches_those_whom_it_concerns() -> None:
+def test_an_order_to_a_node_is_sent_to_the_workers_it_concerns() -> None:
     bench = Bench(workers=3)
     a, b, c = bench.workers
     bench.hear(welcome(1, members=()))
@@ -586,7 +586,7 @@ def test_what_is_said_once_to_a_node_reaches_those_whom_it_concerns() -> None:
     assert bench.hear(JobDone()) == [SendToWorkers((a, b, c), JobDone())]
 
 
-def test_a_welcome_says_who_is_a_member() -> None:
+def test_a_welcome_names_the_members_of_the_node() -> None:
     bench = Bench(workers=2)
     a, b = bench.workers
     bench.hear(begin_node(1, 1, a, b))
@@ -596,7 +596,7 @@ def test_a_welcome_says_who_is_a_member() -> None:
     assert bench.hear(Stop(term=1, generation=2)) == [SendToWorkers((b,), Stop(term=1, generation=2))]
 
 
-def test_what_an_earlier_coordinator_has_had_prepared_a_later_one_arms_or_voids() -> None:
+def test_a_new_coordinator_can_arm_or_void_a_plan_prepared_by_the_previous_one() -> None:
     """The Arm of a later coordinator reached no worker, so joining workers joined only after a stop."""
     bench = Bench(workers=2)
     a, b = bench.workers
@@ -609,7 +609,7 @@ def test_what_an_earlier_coordinator_has_had_prepared_a_later_one_arms_or_voids(
         assert bench.hear(order) == [SendToWorkers((a, b), order)]
 
 
-def test_a_plan_that_changes_an_unknown_one_is_asked_for_and_what_follows_waits() -> None:
+def test_a_delta_to_an_unknown_plan_is_requested_and_later_orders_wait() -> None:
     bench = Bench()
     a, gone = bench.worker, "n9/0/ab"
     before, stop = plan(1, 4, a, gone), Stop(term=1, generation=5)
@@ -619,7 +619,7 @@ def test_a_plan_that_changes_an_unknown_one_is_asked_for_and_what_follows_waits(
     assert bench.hear(begin_node(1, 6, a, gone, base=plan(1, 5, a))) == [SendToWorkers((a,), begin(1, 6, a, gone))]
 
 
-def test_a_plan_of_the_same_number_that_is_another_one_is_asked_for() -> None:
+def test_a_delta_to_a_different_plan_with_the_same_number_is_requested() -> None:
     """The coordinator died after it had sent one plan, and its successor made another plan with that number."""
     bench = Bench()
     a = bench.worker
@@ -627,14 +627,14 @@ def test_a_plan_of_the_same_number_that_is_another_one_is_asked_for() -> None:
     assert bench.hear(begin_node(1, 5, a, base=plan(1, 4, a, "n9/0/ab"))) == [SendToCoordinator(AskPlan(generation=5))]
 
 
-def test_a_change_that_does_not_lead_to_what_it_says_is_asked_for_whole() -> None:
+def test_a_plan_delta_with_a_wrong_digest_makes_the_agent_request_the_plan() -> None:
     bench = Bench()
     wrong = msgspec.structs.replace(change_of(plan(1, 5, bench.worker), None), digest=bytes(16))
     assert bench.hear(BeginNode(plan=wrong, decision=REDO, shares=None)) == [SendToCoordinator(AskPlan(generation=5))]
     assert bench.hear(JobDone()) == [SendToWorkers((bench.worker,), JobDone())], "this message concerns no plan"
 
 
-def test_what_was_asked_for_and_is_void_is_not_waited_for() -> None:
+def test_orders_do_not_wait_for_a_requested_plan_that_is_void() -> None:
     bench = Bench()
     a = bench.worker
     bench.hear(begin_node(1, 1, a))
@@ -645,7 +645,7 @@ def test_what_was_asked_for_and_is_void_is_not_waited_for() -> None:
     assert bench.hear(stop) == [SendToWorkers((a,), stop)]
 
 
-def test_a_newer_plan_takes_the_place_of_one_that_was_asked_for() -> None:
+def test_a_newer_plan_replaces_a_requested_one() -> None:
     bench = Bench()
     a = bench.worker
     bench.hear(begin_node(1, 5, a, base=plan(1, 4, a)))
@@ -653,7 +653,7 @@ def test_a_newer_plan_takes_the_place_of_one_that_was_asked_for() -> None:
     assert bench.hear(begin_node(1, 6, a)) == [SendToWorkers((a,), begin(1, 6, a))]
 
 
-def test_who_has_not_attached_is_told_nothing() -> None:
+def test_a_worker_that_has_not_attached_is_sent_no_order() -> None:
     bench = Bench(workers=2)
     a, b = bench.workers
     bench.die(b)
@@ -662,7 +662,7 @@ def test_who_has_not_attached_is_told_nothing() -> None:
     assert isinstance(bench.order(JobDone(), bench.workers[1])[0], SendToWorkers)
 
 
-def test_orders_reach_nobody_before_the_welcome_nor_workers_that_are_gone() -> None:
+def test_orders_before_the_welcome_or_for_lost_workers_are_dropped() -> None:
     bench = Bench()
     bench.machine.on_disconnected()
     bench.machine.on_connected(0.0)
@@ -673,7 +673,7 @@ def test_orders_reach_nobody_before_the_welcome_nor_workers_that_are_gone() -> N
     assert bench.order(JobDone(), old) == []
 
 
-def test_an_expelled_node_comes_back_with_fresh_workers_under_a_new_session() -> None:
+def test_an_expelled_node_reconnects_with_fresh_workers_and_a_new_session() -> None:
     bench = Bench(workers=2)
     old, session = bench.workers, bench.machine.session
     bench.say(applied(old[0], 1))
@@ -688,12 +688,12 @@ def test_an_expelled_node_comes_back_with_fresh_workers_under_a_new_session() ->
     assert hello.session == bench.machine.session != session
 
 
-def test_a_node_that_only_brings_fresh_workers_is_not_to_blame() -> None:
+def test_a_refusal_that_only_requires_fresh_workers_carries_no_blame() -> None:
     out = Bench().hear(Refused(why="all are started again", exit_code=EXIT_DONE, retry=True))
     assert [i.blame for i in out if isinstance(i, Reconnect)] == [False]
 
 
-def test_a_refusal_for_good_and_the_end_of_the_node_end_it() -> None:
+def test_a_permanent_refusal_and_an_end_order_end_the_agent() -> None:
     assert Bench().hear(Refused(why="another script", exit_code=2)) == [EndAgent(2, "another script")]
     bench = Bench()
     assert bench.hear(EndNode(exit_code=2, why="x", alone=True)) == [EndAgent(2, "x", alone=True)]
@@ -701,7 +701,7 @@ def test_a_refusal_for_good_and_the_end_of_the_node_end_it() -> None:
     assert bench.machine.tick(1000.0, set()) == []
 
 
-def test_scripts_that_are_done_end_by_themselves() -> None:
+def test_after_the_job_is_done_the_agent_waits_until_its_scripts_end() -> None:
     bench = Bench(workers=2)
     for worker in bench.workers:
         bench.order(JobDone(), worker)
@@ -714,7 +714,7 @@ def test_scripts_that_are_done_end_by_themselves() -> None:
 # ---- replaced workers ----
 
 
-def test_bad_input_is_not_tried_again() -> None:
+def test_a_worker_that_ends_with_bad_input_is_not_restarted() -> None:
     bench = Bench()
     old = bench.worker
     assert bench.die(exit_code=EXIT_BAD_INPUT) == [SendToCoordinator(down(old, EXIT_BAD_INPUT))]
@@ -724,7 +724,7 @@ def test_bad_input_is_not_tried_again() -> None:
     assert hello.kept == (down(old, EXIT_BAD_INPUT),)
 
 
-def test_a_node_whose_workers_die_again_and_again_leaves() -> None:
+def test_a_node_leaves_after_too_many_worker_failures() -> None:
     bench = Bench()
     for _ in range(MAX_RESTARTS):
         assert isinstance(bench.die()[-1], StartWorker)
@@ -744,7 +744,7 @@ def end_hung(bench: Bench, *, on_trial: bool) -> str:
     return old
 
 
-def test_a_worker_that_is_ended_on_trial_counts_once_the_verdict_comes() -> None:
+def test_a_worker_killed_on_trial_counts_as_a_restart_after_the_verdict() -> None:
     """A slow sample once used up the restarts of a healthy node."""
     bench = Bench()
     ended = [end_hung(bench, on_trial=True) for _ in range(2 * MAX_RESTARTS)]
@@ -757,7 +757,7 @@ def test_a_worker_that_is_ended_on_trial_counts_once_the_verdict_comes() -> None
     assert bench.hear(CountHang(worker=ended[-2], why="late")) == []
 
 
-def test_a_worker_that_is_ended_without_a_trial_or_dies_by_itself_counts_at_once() -> None:
+def test_a_worker_killed_without_a_trial_or_that_dies_counts_at_once() -> None:
     bench = Bench()
     for _ in range(MAX_RESTARTS - 1):
         end_hung(bench, on_trial=False)
@@ -767,7 +767,7 @@ def test_a_worker_that_is_ended_without_a_trial_or_dies_by_itself_counts_at_once
     assert left(bench.die()) == "exhausted"
 
 
-def test_a_node_that_leaves_says_so_until_it_is_heard_and_starts_nothing_more() -> None:
+def test_a_leaving_node_repeats_its_leave_and_starts_no_worker() -> None:
     """A message on a closing connection was lost, and the job waited forever."""
     bench = Bench(workers=2)
     first, second = bench.workers
@@ -782,7 +782,7 @@ def test_a_node_that_leaves_says_so_until_it_is_heard_and_starts_nothing_more() 
     assert bench.connect()[-1] == leave.message
 
 
-def test_a_node_that_leaves_and_was_expelled_says_nothing_of_its_workers_any_more() -> None:
+def test_an_expelled_leaving_node_no_longer_reports_its_workers() -> None:
     """Its workers had been in a generation, so the node was refused repeatedly and could never say why it left."""
     bench = Bench(workers=2)
     first, second = bench.workers
@@ -801,7 +801,7 @@ def test_a_node_that_leaves_and_was_expelled_says_nothing_of_its_workers_any_mor
     assert bench.die(second) == [SendToCoordinator(down(second))], "no worker is started in its place"
 
 
-def test_a_node_that_leaves_tells_why_before_it_goes() -> None:
+def test_a_leaving_node_waits_for_a_coordinator_to_report_the_reason() -> None:
     """Agents that started faster than their coordinator left before it could receive the reason."""
     bench = Bench()
     bench.machine.on_disconnected()
@@ -814,7 +814,7 @@ def test_a_node_that_leaves_tells_why_before_it_goes() -> None:
     assert isinstance(leave, Leave)
 
 
-def test_a_process_that_dies_of_its_machine_is_not_started_again() -> None:
+def test_a_worker_killed_by_a_hardware_fault_is_not_restarted() -> None:
     bench = Bench()
     detail = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
     died = WorkerDown(worker=bench.worker, kind=FailureKind.EXCEPTION, detail=detail, exit_code=1)
@@ -835,7 +835,7 @@ def raised(worker: str, detail: str = "ValueError: oops") -> Raised:
     return Raised(worker=worker, generation=1, detail=detail, error=ScriptError(place="x"), exit_code=1)
 
 
-def test_a_worker_whose_script_raised_is_told_again_until_it_is_replaced_and_its_end_is_nobodys_news() -> None:
+def test_a_script_error_is_replayed_until_its_worker_is_replaced() -> None:
     bench = Bench()
     old = bench.worker
     bench.say(raised(old))
@@ -848,7 +848,7 @@ def test_a_worker_whose_script_raised_is_told_again_until_it_is_replaced_and_its
     assert [type(kept) for kept in bench.kept()] == [Attach]
 
 
-def test_what_scripts_raise_uses_up_the_same_budget_and_may_be_the_machines() -> None:
+def test_script_errors_count_as_restarts_and_may_be_hardware_faults() -> None:
     bench, broken = Bench(), Bench()
     for _ in range(MAX_RESTARTS):
         bench.say(raised(bench.worker))
@@ -860,7 +860,7 @@ def test_what_scripts_raise_uses_up_the_same_budget_and_may_be_the_machines() ->
     assert left(broken.hear(Replace(worker=broken.worker))) == "quarantined"
 
 
-def test_the_coordinator_says_how_many_restarts_there_are_and_what_is_how_bad() -> None:
+def test_the_welcome_sets_the_restart_limit_and_the_failure_rules() -> None:
     strict, sited = Bench(), Bench()
     rule = FailureRule(pattern="code -9", status="bad_fan", severity=Severity.NODE)
     told = (strict, {"max_restarts": 0}, "exhausted"), (sited, {"rules": (rule,)}, "quarantined")
@@ -883,7 +883,7 @@ def test_a_worker_that_is_stopped_for_longer_than_a_lease_is_killed() -> None:
 # ---- heartbeats ----
 
 
-def test_who_has_just_said_something_sends_no_heartbeat() -> None:
+def test_an_agent_that_just_sent_a_message_sends_no_heartbeat() -> None:
     bench = Bench()
     bench.now = 10.0
     bench.say(applied(bench.worker, 1))
@@ -893,7 +893,7 @@ def test_who_has_just_said_something_sends_no_heartbeat() -> None:
     assert bench.machine.tick(20.0, set()) == []
 
 
-def test_gpus_are_reported_and_again_to_the_next_coordinator() -> None:
+def test_gpu_facts_are_reported_to_each_new_coordinator() -> None:
     bench, read = Bench(), GpusRead(gpus=(GpuFacts(index=0),))
     bench.machine.on_disconnected()
     assert bench.machine.on_gpus_read(read, 1.0) == []
@@ -906,7 +906,7 @@ def test_gpus_are_reported_and_again_to_the_next_coordinator() -> None:
 
 @pytest.mark.parametrize("ahead_s", [-3.0, 0.0, 120.0])
 @pytest.mark.parametrize(("up_s", "down_s"), [(0.01, 0.01), (2.3, 0.1), (0.0, 4.0)])
-def test_how_far_the_clock_is_ahead_is_within_half_a_round_trip(ahead_s: float, up_s: float, down_s: float) -> None:
+def test_the_clock_offset_is_accurate_to_half_a_round_trip(ahead_s: float, up_s: float, down_s: float) -> None:
     """One-way delays of a loaded machine were once mistaken for a clock offset."""
     bench = Bench()
     bench.machine.on_connected(50.0, wall=1_000_000.0 + ahead_s)
@@ -919,7 +919,7 @@ def test_how_far_the_clock_is_ahead_is_within_half_a_round_trip(ahead_s: float, 
     assert abs(offset.ahead_s - ahead_s) <= offset.uncertainty_s + 1e-6
 
 
-def test_nothing_is_said_of_a_clock_that_is_not_known() -> None:
+def test_no_clock_offset_is_reported_without_a_clock_reading() -> None:
     bench = Bench()
     bench.machine.on_connected(50.0)
     told = bench.machine.on_message(msgspec.structs.replace(welcome(1), time=1.0), 51.0)

@@ -21,13 +21,13 @@ def parts(snapshots: HeldSnapshots) -> set[SnapshotPart]:
     return set(snapshots.held_parts.parts)
 
 
-def test_a_node_that_keeps_none_says_nothing() -> None:
+def test_a_node_without_snapshots_reports_no_parts() -> None:
     snapshots = HeldSnapshots()
     snapshots.reset(None)
     assert snapshots.held_parts is None
 
 
-def test_of_its_own_the_two_newest_stay() -> None:
+def test_the_two_newest_own_snapshots_are_kept() -> None:
     snapshots = held()
     assert snapshots.add_own(part(10)) == snapshots.add_own(part(20)) == []
     assert snapshots.add_own(part(20, 1)) == []
@@ -35,7 +35,7 @@ def test_of_its_own_the_two_newest_stay() -> None:
     assert parts(snapshots) == {part(20), part(20, 1), part(30)}
 
 
-def test_copies_that_come_late_do_not_go_for_what_is_newer_here() -> None:
+def test_an_older_copy_is_kept_until_two_newer_copies_arrive() -> None:
     snapshots = held()
     snapshots.add_copy(part(10, 2))
     for step in (10, 20, 30):
@@ -45,13 +45,13 @@ def test_copies_that_come_late_do_not_go_for_what_is_newer_here() -> None:
     assert snapshots.add_copy(part(30, 2)) == [DropParts((part(10, 2),))]
 
 
-def test_after_a_roll_back_those_of_the_later_generation_are_newer() -> None:
+def test_snapshots_of_a_later_generation_count_as_newer_after_a_rollback() -> None:
     snapshots = held(part(40), part(50))
     assert snapshots.add_own(part(45, generation=2)) == [DropParts((part(40),))]
     assert snapshots.add_own(part(55, generation=2)) == [DropParts((part(50),))]
 
 
-def test_only_what_is_not_here_is_fetched_and_what_is_dropped_is_forgotten() -> None:
+def test_only_missing_parts_are_fetched_and_dropped_parts_are_forgotten() -> None:
     snapshots = held(part(10))
     keeper = Keeper(node="a", host="h", port=1)
     wanted = tuple(WantedPart(snapshot=part(10, number), keeper=keeper) for number in (0, 1))

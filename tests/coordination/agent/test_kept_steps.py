@@ -34,7 +34,7 @@ def kept_up_to(last: int, max_bytes: int = 1 << 30) -> KeptSteps:
     return kept
 
 
-def test_a_step_is_kept_once_with_the_time_of_the_last_who_applied_it() -> None:
+def test_a_step_is_kept_once_with_the_time_of_its_last_worker() -> None:
     kept = KeptSteps()
     kept.add(applied(A, 1, 1), 5.0)
     kept.add(applied(B, 1, 1), 7.0)
@@ -43,7 +43,7 @@ def test_a_step_is_kept_once_with_the_time_of_the_last_who_applied_it() -> None:
     assert kept.contradictions == ()
 
 
-def test_what_contradicts_a_step_is_kept_for_the_coordinator_to_judge() -> None:
+def test_contradicting_results_of_a_step_are_kept_for_the_coordinator() -> None:
     other_v, other_hash = applied(B, 1, 1, commit(2.0)), msgspec.structs.replace(applied(B, 1, 1), state_hash="b")
     kept = KeptSteps()
     kept.add(msgspec.structs.replace(applied(A, 1, 1), state_hash="a"), 1.0)
@@ -54,7 +54,7 @@ def test_what_contradicts_a_step_is_kept_for_the_coordinator_to_judge() -> None:
     assert kept.contradictions == ()
 
 
-def test_a_hundred_thousand_steps_take_little_and_come_back_in_order() -> None:
+def test_a_hundred_thousand_steps_are_compact_and_returned_in_order() -> None:
     kept = kept_up_to(100_000)
     assert steps(kept) == list(range(1, 100_001))
     assert all(len(page.steps) <= PAGE_STEPS for page in pages(kept))
@@ -62,7 +62,7 @@ def test_a_hundred_thousand_steps_take_little_and_come_back_in_order() -> None:
 
 
 @given(last=st.integers(0, 4 * PAGE_STEPS), committed=st.integers(0, 4 * PAGE_STEPS))
-def test_what_the_journal_has_is_forgotten_and_nothing_else(last: int, committed: int) -> None:
+def test_only_committed_steps_are_forgotten(last: int, committed: int) -> None:
     kept = kept_up_to(last)
     kept.forget_up_to(committed)
     assert [step for step in steps(kept) if step > committed] == list(range(committed + 1, last + 1))
@@ -70,7 +70,7 @@ def test_what_the_journal_has_is_forgotten_and_nothing_else(last: int, committed
 
 
 @given(last=st.integers(1, 4 * PAGE_STEPS), back=st.integers(0, 4 * PAGE_STEPS))
-def test_what_is_undone_is_forgotten_and_what_is_done_instead_is_kept(last: int, back: int) -> None:
+def test_undone_steps_are_forgotten_and_their_repetitions_kept(last: int, back: int) -> None:
     kept = kept_up_to(last)
     kept.undo_after(back, 2)
     assert steps(kept) == list(range(1, min(last, back) + 1))
@@ -80,7 +80,7 @@ def test_what_is_undone_is_forgotten_and_what_is_done_instead_is_kept(last: int,
     assert kept.contradictions == ()
 
 
-def test_beyond_the_bound_the_oldest_steps_lose_their_v_but_are_not_forgotten() -> None:
+def test_beyond_the_memory_bound_the_oldest_steps_lose_their_results() -> None:
     kept = kept_up_to(20 * PAGE_STEPS, max_bytes=10 * 60 * PAGE_STEPS)
     told = pages(kept)
     assert 0 < kept.given_up < 20 * PAGE_STEPS
@@ -117,7 +117,7 @@ def committed(job: Job) -> list[int]:
     return [event.step for event in job.events if isinstance(event, ev.StepCommitted)]
 
 
-def test_pages_of_all_nodes_make_the_journal_go_on_where_it_ended() -> None:
+def test_pages_of_all_nodes_continue_the_journal() -> None:
     job = restarted(Job().start())
     for node in ("n0", "n1", "n2"):
         job.connect(hello(node, (*life(w(node)), page(w(node), 1, 300, top=600)), term=1))
@@ -128,7 +128,7 @@ def test_pages_of_all_nodes_make_the_journal_go_on_where_it_ended() -> None:
     assert all(event.loss == 1.0 for event in job.events if isinstance(event, ev.StepCommitted))
 
 
-def test_a_step_that_one_node_has_given_up_is_told_by_another() -> None:
+def test_a_step_given_up_by_one_node_is_taken_from_another() -> None:
     job = restarted(Job().start())
     job.connect(hello("n0", (*life(w("n0")), AppliedSteps(workers={w("n0"): 4}, given_up=2)), term=1))
     deliver(job, "n0", page(w("n0"), 3, 4))
@@ -147,7 +147,7 @@ def test_steps_that_all_nodes_have_given_up_are_committed_without_their_loss() -
     assert all(event.loss != event.loss for event in steps)
 
 
-def test_a_page_of_an_abandoned_lineage_counts_for_nothing() -> None:
+def test_a_page_of_an_abandoned_lineage_is_ignored() -> None:
     job = Job().start()
     job.records.append(msgspec.structs.replace(job.records[-1], lineage=2, generation=2))
     restarted(job)
@@ -176,7 +176,7 @@ def test_replicas_that_differ_in_their_pages_end_the_job() -> None:
     assert "diverged" in failed.why
 
 
-def test_a_swap_that_is_in_the_journal_is_not_taken_for_the_one_that_is_pending() -> None:
+def test_a_replayed_swap_flag_does_not_apply_to_the_pending_generation() -> None:
     """A step passed with every flag up and was decided FORWARD in a new generation; a node reports it again later."""
     job = Job().start()
     record = job.records[-1]
@@ -189,7 +189,7 @@ def test_a_swap_that_is_in_the_journal_is_not_taken_for_the_one_that_is_pending(
     assert job.machine.record.pending == pending
 
 
-def test_pages_of_steps_that_log_much_fit_into_a_message() -> None:
+def test_pages_of_steps_with_many_metrics_fit_into_a_message() -> None:
     """The pages contain all data of each step, in order."""
     much = {f"{number:020}": float(number) for number in range(500)}
     kept, last = KeptSteps(), 3 * PAGE_STEPS
@@ -205,7 +205,7 @@ def test_pages_of_steps_that_log_much_fit_into_a_message() -> None:
     assert steps(kept, last - 1)[-1] == last
 
 
-def test_a_value_that_is_no_number_contradicts_nothing() -> None:
+def test_equal_nan_metrics_do_not_contradict_each_other() -> None:
     kept, logged = KeptSteps(), msgspec.structs.replace(commit(), metrics={"a": float("nan")})
     kept.add(applied(A, 1, 1, logged), 1.0)
     kept.add(applied(B, 1, 1, logged), 2.0)

@@ -80,14 +80,14 @@ def steps(messages: list[msg.AgentMessage]) -> list[int]:
     return [step.step for page in pages for step in page.steps]
 
 
-def test_a_witness_is_passed_on_and_nobody_else() -> None:
+def test_only_the_step_of_a_witness_is_sent_at_once() -> None:
     bench = Bench()
     assert bench.apply(1) == []
     witness = applied(bench.workers[0], 2, witness=True)
     assert bench.say(witness) == [msg.FromWorker(message=witness)]
 
 
-def test_a_heartbeat_says_where_all_stand_in_one_number_or_where_each_does() -> None:
+def test_a_heartbeat_reports_one_applied_step_for_all_workers_or_one_for_each() -> None:
     bench = Bench()
     assert bench.beat() == [msg.Heartbeat()]
     bench.apply(1)
@@ -97,7 +97,7 @@ def test_a_heartbeat_says_where_all_stand_in_one_number_or_where_each_does() -> 
     assert bench.beat() == [msg.Heartbeat(generation=1, applied=(1, 2))]
 
 
-def test_where_one_stands_is_said_with_the_next_heartbeat_even_if_something_else_was_just_said() -> None:
+def test_applied_steps_are_reported_in_a_heartbeat_even_after_another_message() -> None:
     bench = Bench()
     bench.apply(1, 0, witness=True)
     assert messages_of(bench.machine.tick(bench.now, ())) == []
@@ -105,7 +105,7 @@ def test_where_one_stands_is_said_with_the_next_heartbeat_even_if_something_else
     assert messages_of(bench.machine.tick(bench.now, ())) == [msg.Heartbeat(generation=1, applied=(1,))]
 
 
-def test_a_report_comes_after_all_steps_that_were_not_told_of() -> None:
+def test_a_report_follows_all_unreported_steps() -> None:
     bench = Bench()
     for step in (1, 2, 3):
         bench.apply(step)
@@ -114,7 +114,7 @@ def test_a_report_comes_after_all_steps_that_were_not_told_of() -> None:
     assert bench.report(1, applied=4) == [4]
 
 
-def test_what_is_in_the_journal_is_not_told_of() -> None:
+def test_committed_steps_are_not_sent_before_a_report() -> None:
     bench = Bench()
     for step in (1, 2, 3):
         bench.apply(step)
@@ -122,7 +122,7 @@ def test_what_is_in_the_journal_is_not_told_of() -> None:
     assert bench.report(applied=3) == [3]
 
 
-def test_of_a_witness_only_that_is_told_of_which_it_was_none() -> None:
+def test_steps_already_sent_by_a_witness_are_not_sent_before_its_report() -> None:
     bench = Bench(1)
     bench.apply(1, witness=True)
     assert bench.report(applied=1) == []
@@ -131,7 +131,7 @@ def test_of_a_witness_only_that_is_told_of_which_it_was_none() -> None:
     assert bench.report(applied=3) == [2, 3]
 
 
-def test_a_new_connection_is_told_of_everything_once() -> None:
+def test_all_steps_are_sent_once_on_a_new_connection() -> None:
     bench = Bench(1)
     bench.apply(1)
     (hello,) = bench.connect()
@@ -141,7 +141,7 @@ def test_a_new_connection_is_told_of_everything_once() -> None:
     assert bench.beat() == [msg.Heartbeat()]
 
 
-def test_a_step_that_is_done_again_is_told_of_again() -> None:
+def test_a_repeated_step_is_reported_again() -> None:
     bench = Bench(1)
     bench.apply(1)
     bench.apply(2)
@@ -153,7 +153,7 @@ def test_a_step_that_is_done_again_is_told_of_again() -> None:
     assert bench.report(applied=2) == [2]
 
 
-def test_who_has_left_its_loop_is_preceded_by_its_steps() -> None:
+def test_the_steps_of_a_worker_that_left_its_loop_are_sent_before_its_end() -> None:
     bench = Bench(1)
     bench.apply(1)
     down = msg.WorkerDown(worker=bench.workers[0], kind=FailureKind.PROCESS_EXIT, detail="", exit_code=0, final=True)
@@ -163,7 +163,7 @@ def test_who_has_left_its_loop_is_preceded_by_its_steps() -> None:
     assert last.applied == 1
 
 
-def test_the_steps_that_come_with_a_state_are_kept_as_if_they_were_applied_here() -> None:
+def test_steps_received_with_a_state_are_kept_as_if_applied_locally() -> None:
     bench = Bench(1)
     passed = tuple(msg.PassedStep(step=step, commit=commit(float(step)), generation=1, world=4) for step in (1, 2, 3))
     bench.machine.on_message(msg.Committed(term=1, step=1), bench.now)
@@ -183,7 +183,7 @@ def test_the_steps_that_come_with_a_state_are_kept_as_if_they_were_applied_here(
     assert kept[-1].step == 4
 
 
-def test_what_was_in_the_journal_before_a_roll_back_is_kept_once_it_is_done_again() -> None:
+def test_committed_steps_repeated_after_a_rollback_are_kept_after_a_reconnection() -> None:
     """A node that was disconnected returns with fresh workers; the coordinator tells it which steps the journal has."""
     bench = Bench(1)
     bench.machine.on_message(msg.Committed(term=1, step=2), bench.now)
@@ -197,7 +197,7 @@ def test_what_was_in_the_journal_before_a_roll_back_is_kept_once_it_is_done_agai
     assert steps([kept for kept in hello.kept if isinstance(kept, msg.AppliedSteps)]) == [1, 2]
 
 
-def test_what_was_undone_and_done_again_without_this_node_is_kept_on_the_same_connection() -> None:
+def test_steps_repeated_without_this_node_are_kept_on_the_same_connection() -> None:
     """Otherwise a step is committed without its loss if the other nodes fail before they report it."""
     bench = Bench(1)
     bench.machine.on_message(msg.Committed(term=1, step=2), bench.now)
@@ -212,7 +212,7 @@ def test_what_was_undone_and_done_again_without_this_node_is_kept_on_the_same_co
     assert [(kept.step, kept.generation) for kept in page.steps] == [(1, 4), (2, 5)]
 
 
-def test_a_node_tells_one_hash_of_a_step_and_another_only_where_its_workers_differ() -> None:
+def test_a_node_reports_one_state_hash_per_step_unless_its_workers_differ() -> None:
     bench = Bench(3)
     (first,) = bench.apply(1, 0, 1, state_hash="a")
     assert isinstance(first, msg.FromWorker)

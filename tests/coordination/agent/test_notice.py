@@ -7,7 +7,7 @@ from holdfast.coordination.agent.instructions import SendToCoordinator
 from holdfast.protocol.messages.agent import EndNotice, Leave
 
 
-def test_every_coordinator_that_comes_is_told_what_is_left_of_the_grace() -> None:
+def test_each_new_coordinator_is_sent_the_remaining_grace_period() -> None:
     notice = EndingNotice(30.0)
     assert notice.repeat(99.0) == []
     assert not notice.is_given
@@ -17,7 +17,7 @@ def test_every_coordinator_that_comes_is_told_what_is_left_of_the_grace() -> Non
     assert notice.repeat(140.0) == [SendToCoordinator(EndNotice(grace_s=0.0))]
 
 
-def test_at_its_end_it_says_why_it_goes() -> None:
+def test_the_leave_at_the_end_of_the_grace_period_has_a_reason() -> None:
     notice = EndingNotice(30.0)
     notice.start(100.0)
     (said,) = notice.leave()

@@ -14,7 +14,7 @@ from holdfast.protocol.messages import any_side as msg
 
 
 @pytest.mark.parametrize("standby", [True, False])
-def test_hello_says_whether_the_node_is_a_standby(standby: bool) -> None:
+def test_hello_contains_whether_the_node_is_a_standby(standby: bool) -> None:
     node = NodeIdentity(job="job", node="node-0", workers=1, digest="d", agent_pid=7, standby=standby)
     machine = AgentMachine(node, lambda: "0" * 8)
     machine.start()
@@ -23,14 +23,14 @@ def test_hello_says_whether_the_node_is_a_standby(standby: bool) -> None:
     assert hello.standby is standby
 
 
-def test_the_order_is_passed_on_but_for_an_older_coordinators() -> None:
+def test_a_warm_order_is_passed_on_unless_its_term_is_older() -> None:
     bench = Bench(term=2)
     order = msg.Warm(term=2)
     assert bench.order(order) == [SendToWorkers((bench.worker,), order)]
     assert bench.order(msg.Warm(term=1)) == []
 
 
-def test_a_later_coordinator_hears_that_a_worker_is_warm_before_that_it_began() -> None:
+def test_a_new_coordinator_is_sent_warmed_before_begun() -> None:
     bench = Bench()
     bench.order(msg.Warm(term=1))
     assert bench.kept() == [attach(bench.worker)]
@@ -44,7 +44,7 @@ def test_a_later_coordinator_hears_that_a_worker_is_warm_before_that_it_began() 
 @pytest.mark.parametrize(
     ("exit_code", "final"), [(EXIT_BAD_INPUT, False), (EXIT_FAILED, True), (EXIT_DONE, True)], ids=str
 )
-def test_what_a_script_does_in_a_shadow_step_is_no_word_about_the_job(exit_code: int, final: bool) -> None:
+def test_a_script_that_ends_in_a_shadow_step_does_not_end_the_job(exit_code: int, final: bool) -> None:
     bench = Bench()
     bench.order(msg.Warm(term=1))
     ending = msgspec.structs.replace(down(bench.worker), exit_code=exit_code, final=final)
@@ -58,7 +58,7 @@ def test_what_a_script_does_in_a_shadow_step_is_no_word_about_the_job(exit_code:
     assert isinstance(out[-1], StartWorker)  # the new worker is cold
 
 
-def test_a_warm_up_that_fails_uses_up_none_of_the_nodes_tries() -> None:
+def test_failed_warm_ups_do_not_count_as_restarts() -> None:
     bench = Bench()
     for _ in range(20):
         bench.order(msg.Warm(term=1))
@@ -67,7 +67,7 @@ def test_a_warm_up_that_fails_uses_up_none_of_the_nodes_tries() -> None:
 
 
 @pytest.mark.parametrize("heard", ["warmed", "begun"])
-def test_once_it_is_warm_or_has_begun_its_end_is_told_as_it_was(heard: str) -> None:
+def test_the_end_of_a_warm_or_training_worker_is_reported_unchanged(heard: str) -> None:
     bench = Bench()
     bench.order(msg.Warm(term=1))
     if heard == "warmed":
@@ -78,7 +78,7 @@ def test_once_it_is_warm_or_has_begun_its_end_is_told_as_it_was(heard: str) -> N
     assert messages_of(bench.die(exit_code=EXIT_BAD_INPUT)) == [down(before, EXIT_BAD_INPUT)]
 
 
-def test_a_warm_worker_that_is_stopped_for_longer_than_a_lease_is_ended_while_it_waits() -> None:
+def test_a_warm_worker_that_is_stopped_for_longer_than_a_lease_is_killed() -> None:
     bench = Bench()
     bench.order(msg.Warm(term=1))
     bench.say(msg.Warmed(worker=bench.worker, seconds=2.0))

@@ -109,7 +109,7 @@ def killed(out: list[AgentInstruction]) -> list[str]:
 # ---- forming ----
 
 
-def test_a_unit_is_formed_once_all_its_places_have_come() -> None:
+def test_a_replica_group_is_formed_once_all_its_workers_have_joined() -> None:
     node = Node(4)
     assert node.join(1) == [([1], UnitAwaits(missing=(0,)))]
     assert node.join(2) == [([2], UnitAwaits(missing=(3,)))]
@@ -123,7 +123,7 @@ def test_a_unit_is_formed_once_all_its_places_have_come() -> None:
     assert other.unit != formed.unit
 
 
-def test_all_that_have_come_hear_who_is_missing() -> None:
+def test_all_joined_workers_are_sent_the_missing_local_ranks() -> None:
     node = Node(4)
     node.join(3, FOUR)
     assert node.join(1, FOUR) == [([1, 3], UnitAwaits(missing=(0, 2)))]
@@ -137,7 +137,9 @@ def test_all_that_have_come_hear_who_is_missing() -> None:
         (Layout(tensor=3), 4, ["tensor 3 takes 3", "this job has 4", "--workers-per-node 6"]),
     ],
 )
-def test_a_layout_that_does_not_fit_the_workers_of_a_node(layout: Layout, workers: int, words: list[str]) -> None:
+def test_a_layout_that_does_not_fit_the_workers_of_a_node_is_refused(
+    layout: Layout, workers: int, words: list[str]
+) -> None:
     node = Node(workers)
     for index in range(workers):
         ((places, answer),) = node.join(index, layout)
@@ -146,11 +148,11 @@ def test_a_layout_that_does_not_fit_the_workers_of_a_node(layout: Layout, worker
         assert [word for word in words if word not in answer.why] == []
 
 
-def test_what_fits() -> None:
+def test_layouts_that_fit_four_workers_have_no_misfit() -> None:
     assert [describe_misfit(layout, 4) for layout in (TWO, FOUR, Layout(tensor=4))] == ["", "", ""]
 
 
-def test_places_that_want_different_layouts_are_both_refused() -> None:
+def test_workers_that_request_different_layouts_are_both_refused() -> None:
     node = Node(4)
     node.join(0, TWO)
     ((places, answer),) = node.join(1, Layout(tensor=2))
@@ -159,7 +161,7 @@ def test_places_that_want_different_layouts_are_both_refused() -> None:
     assert "worker 1 of this node asks for tensor 2, worker 0 for shard 2" in answer.why
 
 
-def test_a_unit_that_is_formed_stays_where_another_layout_is_refused() -> None:
+def test_a_formed_replica_group_stays_if_another_layout_is_refused() -> None:
     node = Node(4)
     node.join(0), node.join(1)
     ((places, answer),) = node.join(2, Layout(tensor=2))
@@ -168,7 +170,7 @@ def test_a_unit_that_is_formed_stays_where_another_layout_is_refused() -> None:
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_a_place_that_trains_without_a_layout_is_not_waited_for(first: bool) -> None:
+def test_a_replica_group_with_a_worker_without_a_layout_is_refused(first: bool) -> None:
     node = Node(2)
     if first:
         node.attach(0)
@@ -181,7 +183,7 @@ def test_a_place_that_trains_without_a_layout_is_not_waited_for(first: bool) -> 
     assert "no layout" in answer.why
 
 
-def test_a_process_comes_once() -> None:
+def test_a_process_that_joins_its_replica_group_twice_is_refused() -> None:
     node = Node(2)
     node.join(0)
     ((_, answer),) = node.join(0)
@@ -189,7 +191,7 @@ def test_a_process_comes_once() -> None:
     assert "twice" in answer.why
 
 
-def test_until_they_have_come_processes_end_alone() -> None:
+def test_a_process_that_dies_before_it_joined_is_restarted_alone() -> None:
     node = Node(2)
     node.join(0)
     assert started(node.die(node.workers[1])) == [1]
@@ -197,7 +199,7 @@ def test_until_they_have_come_processes_end_alone() -> None:
     assert (places, type(answer)) == ([0, 1], UnitFormed)
 
 
-def test_who_does_not_come_is_ended_and_named() -> None:
+def test_a_worker_that_does_not_join_in_time_is_killed_and_named() -> None:
     node = Node(4)
     node.join(2)
     limit = node.machine.units.join_timeout_s
@@ -215,7 +217,7 @@ def test_who_does_not_come_is_ended_and_named() -> None:
 # ---- keys ----
 
 
-def test_keys_go_to_the_others_of_the_unit_and_to_nobody_else() -> None:
+def test_keys_are_sent_only_to_the_other_workers_of_the_replica_group() -> None:
     node = Node(4)
     first, second = node.join_all()
     post = UnitPost(worker=node.workers[3], unit=second.unit, keys={"1:a": b"x"})
@@ -226,7 +228,7 @@ def test_keys_go_to_the_others_of_the_unit_and_to_nobody_else() -> None:
     assert node.machine.on_worker_message(mixed, 0.0) == []
 
 
-def test_keys_of_an_earlier_unit_are_dropped() -> None:
+def test_keys_of_an_earlier_replica_group_are_dropped() -> None:
     node = Node(2)
     (before,) = node.join_all()
     old = node.workers[0]
@@ -239,7 +241,7 @@ def test_keys_of_an_earlier_unit_are_dropped() -> None:
 
 
 @pytest.mark.parametrize("keys", [{"1:a": b"x"}, {"0:a": bytes(MAX_KEY_BYTES), "0:b": bytes(MAX_KEY_BYTES)}])
-def test_who_posts_what_it_may_not_is_ended(keys: dict[str, bytes]) -> None:
+def test_a_worker_that_posts_forbidden_keys_is_killed(keys: dict[str, bytes]) -> None:
     node = Node(2)
     (unit,) = node.join_all()
     post = UnitPost(worker=node.workers[0], unit=unit.unit, keys=keys)
@@ -249,7 +251,7 @@ def test_who_posts_what_it_may_not_is_ended(keys: dict[str, bytes]) -> None:
 # ---- the end of a replica group ----
 
 
-def test_where_one_ends_all_are_started_anew_and_the_other_unit_goes_on() -> None:
+def test_if_one_worker_ends_only_its_replica_group_is_restarted() -> None:
     node = Node(4)
     node.join_all()
     before = node.workers
@@ -263,14 +265,14 @@ def test_where_one_ends_all_are_started_anew_and_the_other_unit_goes_on() -> Non
     assert node.die(before[0]) == []  # the agent killed it itself
 
 
-def test_those_that_go_along_use_up_no_try() -> None:
+def test_workers_restarted_with_a_failed_one_do_not_count_as_restarts() -> None:
     node = Node(2)
     for _ in range(MAX_RESTARTS):
         node.join_all()
         assert sorted(started(node.die(node.workers[0]))) == [0, 1]
 
 
-def test_a_unit_is_replaced_once_nobody_needs_what_a_place_has_that_has_raised() -> None:
+def test_a_replica_group_with_a_script_error_is_replaced_on_order() -> None:
     node = Node(2)
     node.join_all()
     old = node.workers
@@ -283,7 +285,7 @@ def test_a_unit_is_replaced_once_nobody_needs_what_a_place_has_that_has_raised()
     assert node.machine.on_message(Replace(worker=old[1]), node.now) == []
 
 
-def test_where_nobody_follows_all_are_ended() -> None:
+def test_a_replica_group_with_an_unrestartable_worker_is_killed() -> None:
     node = Node(2)
     node.join_all()
     old = node.workers
@@ -294,7 +296,7 @@ def test_where_nobody_follows_all_are_ended() -> None:
     assert node.die(old[1]) == []
 
 
-def test_a_place_that_has_left_its_loop_takes_nobody_along() -> None:
+def test_a_worker_that_left_its_loop_does_not_end_its_replica_group() -> None:
     node = Node(2)
     node.join_all()
     old = node.workers
@@ -302,7 +304,7 @@ def test_a_place_that_has_left_its_loop_takes_nobody_along() -> None:
     assert node.workers == ["", old[1]]
 
 
-def test_one_that_has_left_its_loop_is_started_anew_with_one_that_is_killed_before_it_has() -> None:
+def test_a_worker_that_left_its_loop_is_restarted_if_its_peer_dies() -> None:
     node = Node(2)
     node.join_all()
     old = node.workers
@@ -313,14 +315,14 @@ def test_one_that_has_left_its_loop_is_started_anew_with_one_that_is_killed_befo
 
 
 @pytest.mark.parametrize("exit_code", [0, EXIT_BAD_INPUT])
-def test_a_place_that_has_ended_for_good_is_in_no_unit_that_is_formed_later(exit_code: int) -> None:
+def test_a_replica_group_is_not_formed_with_a_permanently_ended_worker(exit_code: int) -> None:
     node = Node(2)
     node.join(0)
     node.die(node.workers[0], exit_code, final=True)
     assert node.join(1) == [([1], UnitAwaits(missing=(0,)))]
 
 
-def test_places_that_are_done_end_one_by_one() -> None:
+def test_workers_of_a_replica_group_end_independently_after_the_job_is_done() -> None:
     node = Node(2)
     node.join_all()
     for index in range(2):
@@ -331,7 +333,7 @@ def test_places_that_are_done_end_one_by_one() -> None:
     assert node.machine.over is not None
 
 
-def test_of_all_that_were_warming_up_it_is_told() -> None:
+def test_a_failed_warm_up_is_reported_for_all_workers_of_a_replica_group() -> None:
     node = Node(2)
     node.join_all()
     for index, worker in enumerate(node.workers):
@@ -344,7 +346,7 @@ def test_of_all_that_were_warming_up_it_is_told() -> None:
     assert kinds == ["Warmed", "WorkerDown", "Warmed", "WorkerDown"]
 
 
-def test_a_coordinator_that_was_away_hears_of_all() -> None:
+def test_ends_of_all_workers_of_a_replica_group_are_replayed_on_reconnection() -> None:
     node = Node(2)
     node.join_all()
     old = node.workers
@@ -359,7 +361,7 @@ def test_a_coordinator_that_was_away_hears_of_all() -> None:
     layout=st.sampled_from([TWO, FOUR]),
     events=st.lists(st.tuples(st.sampled_from(["join", "die", "break", "raise", "replace"]), st.integers(0, 3))),
 )
-def test_a_unit_is_whole_or_not_there(layout: Layout, events: list[tuple[str, int]]) -> None:
+def test_a_replica_group_is_complete_or_absent(layout: Layout, events: list[tuple[str, int]]) -> None:
     """For any events in any order, no worker is in two replica groups and all of a group end together.
 
     Each end is reported once.
@@ -404,7 +406,7 @@ LISTED = tuple(ListedLayout(layout=layout) for layout in (TWO, FOUR, WHOLE))
 
 @pytest.mark.parametrize(("before", "after"), list(itertools.permutations((TWO, FOUR, WHOLE), 2)), ids=str)
 @pytest.mark.parametrize("early", [1, 2, 3])
-def test_another_layout_is_in_force_before_all_of_a_node_have_come(before: Layout, after: Layout, early: int) -> None:
+def test_the_layout_changes_before_all_workers_of_a_node_have_joined(before: Layout, after: Layout, early: int) -> None:
     """A coordinator takes over meanwhile. Workers grouped under the old layout are replaced once they attach."""
     node = Node(4)
 

@@ -111,7 +111,7 @@ class World:
         return self.count
 
 
-def test_a_loss_costs_each_node_the_same_in_any_world() -> None:
+def test_the_cost_of_a_node_loss_per_node_is_independent_of_world_size() -> None:
     """Messages O(N), bytes of a plan O(change) for each node, and each is encoded once."""
     small, large = World(16).lose(3), World(128).lose(3)
     # Three messages for each remaining node: Stop, Begin and the bundle of all keys.

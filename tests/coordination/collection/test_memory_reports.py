@@ -36,14 +36,14 @@ def asked(job: Job) -> TakeMemory:
     raise AssertionError("nobody was asked")
 
 
-def test_nobody_is_asked_at_the_start_of_a_job() -> None:
+def test_no_memory_samples_are_requested_at_job_start() -> None:
     job = Job().start()
     for _ in range(60):
         job.tick(0.1)
         assert not job.sent(TakeMemory)
 
 
-def test_who_stays_is_asked_once_the_change_is_over_and_its_answer_is_one_event() -> None:
+def test_one_remaining_node_is_asked_for_memory_samples_after_a_shrink() -> None:
     job = shrunk()
     question = asked(job)
     assert AFTER_S + BEFORE_S <= question.seconds < AFTER_S + BEFORE_S + 0.5
@@ -54,7 +54,7 @@ def test_who_stays_is_asked_once_the_change_is_over_and_its_answer_is_one_event(
     assert [(one.node, one.role, one.peak, one.samples) for one in told.nodes] == [("n0", "stayer", 400, SAMPLES)]
 
 
-def test_who_was_not_asked_or_answers_another_question_is_not_heard() -> None:
+def test_unrequested_memory_samples_are_ignored() -> None:
     job = shrunk()
     question = asked(job)
     job.tell("n1", MemoryTaken(number=question.number, samples=SAMPLES))
@@ -64,7 +64,7 @@ def test_who_was_not_asked_or_answers_another_question_is_not_heard() -> None:
     assert not job.said(ev.MemorySampled), "no answer is worth an event"
 
 
-def test_of_a_move_who_leaves_who_joins_and_one_that_stays_are_told_of() -> None:
+def test_a_move_samples_memory_of_a_leaver_a_joiner_and_a_stayer() -> None:
     job = Job().start()
     job.step(1)
     job.connect(msgspec.structs.replace(hello("s0"), standby=True))

@@ -31,7 +31,7 @@ def bundles(job: Job) -> list[tuple[tuple[int, ...], dict[str, bytes]]]:
     return [(to, {key.partition(":")[2]: value for key, value in keys.items()}) for to, keys in sent]
 
 
-def test_all_get_one_bundle_once_every_member_has_posted() -> None:
+def test_all_nodes_are_sent_one_bundle_after_every_member_has_posted() -> None:
     job = Job().start()
     for node in ("n0", "n1"):
         job.tell(node, msg.Posts(posts=(post(node),)))
@@ -41,14 +41,14 @@ def test_all_get_one_bundle_once_every_member_has_posted() -> None:
     assert job.orders(msg.Posted).keys() == {w("n0"), w("n1"), w("n2")}
 
 
-def test_a_key_that_comes_later_goes_in_another_bundle() -> None:
+def test_a_late_key_is_sent_in_another_bundle() -> None:
     job = Job(nodes=1).start()
     job.tell("n0", msg.Posts(posts=(post("n0"),)))
     job.tell("n0", msg.Posts(posts=(post("n0", key="late"),)))
     assert bundles(job) == [((1,), {"late": b"v"})]
 
 
-def test_with_one_key_in_all_only_that_travels() -> None:
+def test_a_bundle_contains_only_the_one_posted_key() -> None:
     """NCCL does this: rank 0 has the group's id, and all other ranks post that they have none."""
     job = Job().start()
     job.tell("n0", msg.Posts(posts=(post("n0", key="id"),)))
@@ -58,14 +58,14 @@ def test_with_one_key_in_all_only_that_travels() -> None:
     assert bundles(job) == [((1, 2, 3), {"id": b"v"})]
 
 
-def test_where_nobody_has_any_key_nothing_is_sent() -> None:
+def test_no_bundle_is_sent_if_no_member_has_a_key() -> None:
     job = Job().start()
     for node in ("n0", "n1", "n2"):
         job.tell(node, msg.Posts(posts=(nothing(node),)))
         assert not job.last
 
 
-def test_keys_of_workers_of_other_nodes_and_of_strangers_do_not_count() -> None:
+def test_keys_posted_for_other_nodes_or_by_non_members_are_ignored() -> None:
     job = Job().start()
     job.connect(hello("n3"))
     job.tell("n0", msg.Posts(posts=(post("n0"), post("n1"), post("n2"))))
@@ -76,7 +76,7 @@ def test_keys_of_workers_of_other_nodes_and_of_strangers_do_not_count() -> None:
     assert bundles(job) == [((1, 2, 3), {"n0": b"v", "n1": b"own", "n2": b"own"})]
 
 
-def test_keys_of_a_generation_that_is_over_are_dropped() -> None:
+def test_keys_of_other_generations_are_dropped() -> None:
     job = Job().start()
     job.tell("n0", msg.Posts(posts=(post("n0", generation=7), post("n0", generation=0))))
     assert not job.last
@@ -86,7 +86,7 @@ def expelled(job: Job) -> list[tuple[str | None, str]]:
     return [(event.node, event.detail) for event in job.said(ev.FailureDetected)]
 
 
-def test_a_node_whose_worker_posts_more_than_it_may_is_expelled_and_told_why() -> None:
+def test_a_node_that_posts_too_many_bytes_is_expelled_with_a_reason() -> None:
     """If the key were dropped silently, all workers would repeatedly wait for it until they time out."""
     job = Job().start()
     for number in range(7):
@@ -98,7 +98,7 @@ def test_a_node_whose_worker_posts_more_than_it_may_is_expelled_and_told_why() -
     assert f"bytes of keys; at most {MAX_POSTED_BYTES} are allowed" in why
 
 
-def test_a_member_posts_under_its_own_rank_alone() -> None:
+def test_a_member_that_posts_a_key_of_another_rank_is_expelled() -> None:
     """Otherwise it could redirect other workers from another rank to itself or to no worker."""
     job = Job().start()
     forged = msg.Post(worker=w("n1"), generation=1, keys={own("n1", "a"): b"v", own("n2", "a"): b"v"})
@@ -117,7 +117,7 @@ def test_a_bundle_that_is_larger_than_a_message_is_split() -> None:
     assert max(sizes) <= msg.MAX_MESSAGE_BYTES
 
 
-def test_those_of_a_pending_group_are_its_own() -> None:
+def test_keys_of_a_pending_generation_are_bundled_separately() -> None:
     job = Job().start()
     job.connect(hello("n3"))
     job.say(attach(w("n3")))
@@ -127,7 +127,7 @@ def test_those_of_a_pending_group_are_its_own() -> None:
     assert [connections for connections, _ in bundles(job)] == [(1, 2, 3, 4)]
 
 
-def test_who_owes_its_address_is_the_suspect() -> None:
+def test_a_member_that_has_not_posted_its_address_is_the_suspect() -> None:
     """Its listener answers but its training thread hangs before it posts, so the other workers cannot identify it."""
     job = Job().start()
     for node in ("n0", "n2"):

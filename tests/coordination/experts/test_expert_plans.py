@@ -20,7 +20,7 @@ SHAPE = ExpertShape(layers=3, experts=8, slots=6)
 
 
 @given(st.data())
-def test_a_blob_says_what_went_into_it(data: st.DataObject) -> None:
+def test_decoding_an_encoded_placement_returns_the_counts(data: st.DataObject) -> None:
     layers, experts = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 9))
     counts = np.array(
         data.draw(
@@ -33,7 +33,7 @@ def test_a_blob_says_what_went_into_it(data: st.DataObject) -> None:
 
 
 @given(st.binary(min_size=1, max_size=64))
-def test_bytes_that_are_no_blob_are_refused(blob: bytes) -> None:
+def test_invalid_blobs_raise_value_error(blob: bytes) -> None:
     try:
         counts = decode_experts(blob + b"\x00" * (len(blob) % 2), SHAPE)
     except ValueError:
@@ -41,7 +41,7 @@ def test_bytes_that_are_no_blob_are_refused(blob: bytes) -> None:
     assert encode_experts(counts) != b""
 
 
-def test_nothing_is_held_by_the_empty_blob() -> None:
+def test_an_empty_blob_holds_no_experts() -> None:
     assert not decode_experts(b"", SHAPE).any()
     assert find_lost_experts(SHAPE, [b""]) == [(layer, expert) for layer in range(3) for expert in range(8)]
 
@@ -76,7 +76,7 @@ def test_replicas_are_spread_over_racks_before_nodes() -> None:
 
 
 @pytest.mark.parametrize("racks", [("a", "a", "b", "b"), ("a", "b", "b", ""), ("", "", "", "")])
-def test_nodes_say_their_racks(racks: tuple[str, ...]) -> None:
+def test_placements_use_the_racks_that_nodes_report(racks: tuple[str, ...]) -> None:
     job = Job(nodes=len(racks)).boot()
     for number, rack in enumerate(racks):
         job.connect(msgspec.structs.replace(hello(f"n{number}"), rack=rack))
@@ -95,7 +95,7 @@ def test_nodes_say_their_racks(racks: tuple[str, ...]) -> None:
         assert find_lost_experts(SHAPE, left) == []
 
 
-def test_risky_nodes_hold_nothing_that_only_risky_nodes_hold() -> None:
+def test_every_expert_has_a_replica_on_a_reliable_node() -> None:
     workers = [f"n{number}/0/a" for number in range(4)]
     for rates in ((9.0, 9.0, 1.0, 1.0), (1.0, 9.0, 9.0, 1.0)):
         question = msgspec.structs.replace(asked(workers, {}, slots=4), strategy="best", failure_rates=rates)
@@ -105,7 +105,7 @@ def test_risky_nodes_hold_nothing_that_only_risky_nodes_hold() -> None:
         assert find_lost_experts(SHAPE, safe) == []
 
 
-def test_nodes_say_how_often_they_fail_and_what_fails_counts_once_more() -> None:
+def test_failure_rates_are_reported_by_nodes_and_grow_with_node_failures() -> None:
     job = Job(nodes=4).boot()
     for number, rate in enumerate((1.0, 1.0, 1.0, 10.0)):
         job.connect(msgspec.structs.replace(hello(f"n{number}"), failure_rate=rate))
@@ -123,7 +123,7 @@ def test_nodes_say_how_often_they_fail_and_what_fails_counts_once_more() -> None
     assert rate_of("n3") == 20.0
 
 
-def test_a_lost_node_leaves_a_copy_of_everything_and_only_the_missing_moves() -> None:
+def test_a_node_loss_leaves_all_experts_and_only_missing_ones_move() -> None:
     workers = [f"n{number}/0/a" for number in range(4)]
     first = placed(workers, {})
     assert first.moves == 0, "the first placement is made in place"
@@ -141,7 +141,7 @@ def test_a_lost_node_leaves_a_copy_of_everything_and_only_the_missing_moves() ->
     assert 0 < max(moves) <= 3 * 6, "no more experts move than the dead node held"
 
 
-def test_a_joiner_is_given_experts_and_nothing_is_taken_for_held_that_is_not() -> None:
+def test_a_joining_worker_holds_no_experts_and_is_assigned_some() -> None:
     workers = ["a/0/x", "b/0/x"]
     first = placed(workers, {})
     held = dict(zip(workers, first.placement, strict=True))
@@ -151,7 +151,7 @@ def test_a_joiner_is_given_experts_and_nothing_is_taken_for_held_that_is_not() -
     assert grown.moves > 0
 
 
-def test_ranks_of_a_node_share_its_slots_whatever_their_order() -> None:
+def test_ranks_of_a_node_share_its_slots_in_any_rank_order() -> None:
     workers = ["a/0/x", "b/0/x", "a/1/x", "b/1/x"]
     plan = placed(workers, {})
     assert [decode_experts(blob, SHAPE).sum() for blob in plan.placement] == [9, 9, 9, 9]

@@ -91,7 +91,7 @@ def test_replicas_follow_the_loads_at_a_step_boundary() -> None:
     assert not [event for event in job.events if isinstance(event, ev.Recovered)]
 
 
-def test_the_first_look_waits_for_loads_alone_and_counts_on_the_steps_to_the_next() -> None:
+def test_the_first_evaluation_starts_with_the_first_loads() -> None:
     job = moe_job(4, SHAPE, rebalance_every=EVERY)
     for step in (1, 2, 3):
         train(job, step, step)
@@ -116,7 +116,7 @@ def test_the_first_look_waits_for_loads_alone_and_counts_on_the_steps_to_the_nex
     assert asked(job)
 
 
-def test_even_loads_are_no_reason_to_move() -> None:
+def test_even_loads_cause_no_rebalance() -> None:
     job, order = rebalancing_job(tokens=np.ones((2, 6)))
     job.feed(Planned(order.search.generation, order.search.solve()))
     assert [decided.adopted for decided in job.said(ev.RebalanceDecided)] == [False]
@@ -158,14 +158,14 @@ def test_workers_of_a_node_share_its_tokens() -> None:
 
 
 @pytest.mark.parametrize(("every", "window"), [(EVERY, EVERY), (0, msg.LOADS_WINDOW)])
-def test_workers_are_told_over_how_many_steps_loads_are_taken(every: int, window: int) -> None:
+def test_the_plan_contains_the_load_window(every: int, window: int) -> None:
     plan = moe_job(4, SHAPE, rebalance_every=every).records[-1].plan
     assert plan is not None
     assert plan.expert_plan is not None
     assert plan.expert_plan.window == window
 
 
-def test_a_job_that_is_never_to_look_does_not() -> None:
+def test_a_job_without_rebalancing_requests_no_placement() -> None:
     job = moe_job(4, SHAPE, rebalance_every=0)
     job.say(loads(SKEWED))
     for step in range(1, 30):
@@ -173,7 +173,7 @@ def test_a_job_that_is_never_to_look_does_not() -> None:
         assert not asked(job)
 
 
-def test_without_loads_multiples_pass_and_the_first_report_brings_a_look() -> None:
+def test_without_loads_the_evaluation_waits_for_the_first_report() -> None:
     job = moe_job(4, SHAPE, rebalance_every=EVERY)
     for step in range(1, 22):
         train(job, step, step)
@@ -182,7 +182,7 @@ def test_without_loads_multiples_pass_and_the_first_report_brings_a_look() -> No
     assert asked(job)
 
 
-def test_what_is_computed_for_a_generation_that_is_over_is_forgotten() -> None:
+def test_a_placement_for_an_earlier_generation_is_discarded() -> None:
     job, order = rebalancing_job()
     experts = order.search.solve()
     job.lose("n3")
@@ -198,7 +198,7 @@ def test_what_is_computed_for_a_generation_that_is_over_is_forgotten() -> None:
     assert job.records[-1].pending is None
 
 
-def test_a_search_that_finds_nothing_changes_nothing() -> None:
+def test_a_search_without_a_result_changes_nothing() -> None:
     job, order = rebalancing_job()
     job.feed(Planned(order.search.generation, None))
     assert job.kinds == []
@@ -224,7 +224,7 @@ def test_a_failure_voids_a_pending_rebalance() -> None:
 
 @pytest.mark.parametrize("blob", [b"odd", b"\xff" * 16])
 @pytest.mark.parametrize("name", ["state", "result"])
-def test_a_report_that_cannot_be_read_expels_its_node_and_not_the_coordinator(name: str, blob: bytes) -> None:
+def test_a_malformed_report_expels_its_node(name: str, blob: bytes) -> None:
     """Otherwise every new coordinator would receive the report again, and end."""
     job = moe_job(4, SHAPE, rebalance_every=EVERY)
     plan = job.records[-1].plan
@@ -241,7 +241,7 @@ def test_a_report_that_cannot_be_read_expels_its_node_and_not_the_coordinator(na
     assert started.members == ("n0", "n1")
 
 
-def test_a_joiner_waits_for_the_rebalance_and_is_taken_in_after_it() -> None:
+def test_a_joining_worker_is_admitted_after_a_pending_rebalance() -> None:
     job, order = rebalancing_job()
     pending = adopt(job, order)
     job.connect(hello("n4"))
@@ -255,13 +255,13 @@ def test_a_joiner_waits_for_the_rebalance_and_is_taken_in_after_it() -> None:
     assert w("n4") in joined.workers
 
 
-def test_a_coordinator_that_takes_over_waits_for_loads() -> None:
+def test_a_new_coordinator_requests_no_placement_before_it_has_loads() -> None:
     job, _ = rebalancing_job()
     job.boot(takeover=True)
     assert not asked(job)
 
 
-def test_costs_are_those_measured_last() -> None:
+def test_costs_are_estimated_from_the_latest_measurements() -> None:
     costs = MeasuredCosts()
     assert costs.step_s == 0
     assert (costs.bandwidth, costs.pause_s) == (DEFAULT_BANDWIDTH, LEAST_PAUSE_S)

@@ -49,7 +49,7 @@ def repaired_job(*, every: int = 200) -> tuple[Job, PlacementSearch]:
 
 
 @pytest.mark.parametrize("every", [0, 200])
-def test_a_repair_is_followed_by_a_search_whether_loads_are_known_or_not(every: int) -> None:
+def test_a_repair_is_followed_by_a_search_even_without_loads(every: int) -> None:
     job, search = repaired_job(every=every)
     assert (search.generation, search.repaired, search.question.loads) == (3, True, b"")
     plan = job.records[-1].plan
@@ -60,7 +60,7 @@ def test_a_repair_is_followed_by_a_search_whether_loads_are_known_or_not(every: 
     assert not searches(job), "each repair leads to one search"
 
 
-def test_what_survives_more_is_adopted_at_a_step_boundary() -> None:
+def test_a_placement_that_survives_more_failures_is_adopted_at_a_step_boundary() -> None:
     job, search = repaired_job()
     found = search.solve()
     assert found is not None
@@ -74,7 +74,7 @@ def test_what_survives_more_is_adopted_at_a_step_boundary() -> None:
     assert [decided.adopted for decided in job.said(ev.RebalanceDecided)] == [True]
 
 
-def test_a_search_says_the_same_wherever_it_is_made() -> None:
+def test_a_serialized_search_returns_the_same_answer() -> None:
     """The search and its answer are passed between processes as bytes."""
     _, search = repaired_job()
     there = msgspec.msgpack.decode(msgspec.msgpack.encode(search), type=PlacementSearch)
@@ -84,7 +84,7 @@ def test_a_search_says_the_same_wherever_it_is_made() -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(found), type=PlacementAnswer) == found
 
 
-def test_an_answer_that_comes_while_a_node_joins_waits_until_it_is_worthless() -> None:
+def test_a_search_answer_during_a_join_does_not_change_the_pending_plan() -> None:
     job, search = repaired_job()
     found = search.solve()
     job.connect(hello("n6"))
@@ -96,7 +96,7 @@ def test_an_answer_that_comes_while_a_node_joins_waits_until_it_is_worthless() -
     assert not job.said(ev.RebalanceDecided)
 
 
-def test_an_answer_that_comes_while_nothing_can_be_changed_is_weighed_after_that() -> None:
+def test_a_search_answer_during_a_join_is_evaluated_after_the_join_is_void() -> None:
     """The job behaves as if the answer had come later."""
     job, search = repaired_job()
     found = search.solve()
@@ -114,7 +114,7 @@ def test_an_answer_that_comes_while_nothing_can_be_changed_is_weighed_after_that
     assert pending.expert_plan == msgspec.structs.replace(found.experts, beside=True)
 
 
-def test_the_next_failure_makes_a_search_worthless_that_never_ends() -> None:
+def test_the_next_failure_replaces_an_unfinished_search() -> None:
     job, first = repaired_job()
     plan = lose(job, "n3")
     (second,) = searches(job)
@@ -125,7 +125,7 @@ def test_the_next_failure_makes_a_search_worthless_that_never_ends() -> None:
     assert len(job.said(ev.RebalanceDecided)) == 1
 
 
-def test_a_search_that_dies_changes_nothing_and_the_next_look_comes() -> None:
+def test_a_failed_search_changes_nothing_until_the_next_evaluation() -> None:
     job, search = repaired_job(every=10)
     job.feed(Planned(search.generation, None))
     assert job.kinds == []
@@ -142,7 +142,7 @@ def test_a_search_that_dies_changes_nothing_and_the_next_look_comes() -> None:
     assert again.question.loads
 
 
-def test_a_coordinator_that_takes_over_has_what_was_mended_searched_again() -> None:
+def test_a_new_coordinator_repeats_the_search_after_a_repair() -> None:
     job, search = repaired_job()
     plan = job.records[-1].plan
     assert plan is not None

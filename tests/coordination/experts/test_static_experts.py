@@ -32,7 +32,7 @@ def chunk_blob(shape: ExpertShape, ep_size: int, chunks: set[int]) -> bytes:
     return encode_experts(counts)
 
 
-def test_the_papers_models_have_the_papers_ep_sizes() -> None:
+def test_the_models_of_the_paper_have_its_ep_sizes() -> None:
     assert [choose_ep_size(shape_of(experts), 0) for experts in (8, 12, 16)] == [2, 2, 4]
     assert choose_ep_size(shape_of(8), 4) == 4
     assert choose_ep_size(None, 0) == 1
@@ -44,13 +44,13 @@ def test_the_papers_models_have_the_papers_ep_sizes() -> None:
 
 
 @pytest.mark.parametrize(("workers", "ep_size", "wanted"), [(10, 4, 8), (7, 4, 4), (3, 4, 0), (5, 2, 4), (5, 1, 5)])
-def test_the_world_is_the_largest_multiple(workers: int, ep_size: int, wanted: int) -> None:
+def test_the_world_size_is_the_largest_multiple_of_the_ep_size(workers: int, ep_size: int, wanted: int) -> None:
     assert count_usable(workers, ep_size) == wanted
 
 
 @PROPERTY
 @given(st.data())
-def test_members_hold_equal_chunks_and_no_live_chunk_is_left_behind(data: st.DataObject) -> None:
+def test_members_hold_equal_chunks_and_no_held_chunk_is_lost(data: st.DataObject) -> None:
     ep_size = data.draw(st.integers(1, 4))
     shape = shape_of(2 * ep_size)
     workers = workers_of(data.draw(st.integers(ep_size, 11)))
@@ -73,7 +73,7 @@ def test_members_hold_equal_chunks_and_no_live_chunk_is_left_behind(data: st.Dat
 
 @PROPERTY
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(0, 6))
-def test_whoever_trains_goes_on_with_its_chunk_as_others_join(ep_size: int, replicas: int, fresh: int) -> None:
+def test_training_workers_keep_their_chunks_when_others_join(ep_size: int, replicas: int, fresh: int) -> None:
     shape = shape_of(2 * ep_size)
     workers = workers_of(ep_size * replicas + fresh)
     members = workers[: ep_size * replicas]
@@ -82,7 +82,7 @@ def test_whoever_trains_goes_on_with_its_chunk_as_others_join(ep_size: int, repl
     assert all(chosen[worker] == rank % ep_size for rank, worker in enumerate(members))
 
 
-def test_a_dense_model_is_held_to_multiples_too() -> None:
+def test_the_world_of_a_dense_model_is_also_a_multiple_of_the_ep_size() -> None:
     assert list(assign_chunks(workers_of(5), {}, None, 2)) == workers_of(5)[:4]
 
 

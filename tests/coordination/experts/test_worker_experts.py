@@ -53,7 +53,7 @@ def test_all_initial_experts_are_kept_until_the_first_commit() -> None:
     assert (fresh.blob, fresh.next_blob, fresh.initial) == (blob(0, 1), blob(0, 1), False)
 
 
-def test_a_migration_keeps_what_was_held_until_a_commit() -> None:
+def test_a_migration_keeps_the_held_experts_until_a_commit() -> None:
     worker = holding(0, 1)
     change = worker.apply_placement(plan(blob(0, 1), blob(1, 2), moves=2), 0, REDO)
     assert change.fetch
@@ -64,7 +64,7 @@ def test_a_migration_keeps_what_was_held_until_a_commit() -> None:
     assert worker.blob == blob(1, 2)
 
 
-def test_what_came_too_late_to_be_reported_is_let_go_of() -> None:
+def test_received_experts_that_the_next_plan_does_not_know_are_released() -> None:
     """A Stop comes after a migration but before it is recorded: the next plan knows only the experts held before."""
     worker = holding(0, 1)
     worker.apply_placement(plan(blob(0, 1), blob(1, 2), moves=2), 0, REDO)
@@ -73,7 +73,7 @@ def test_what_came_too_late_to_be_reported_is_let_go_of() -> None:
     assert encode_experts(change.keep) == worker.blob == blob(0, 1)
 
 
-def test_what_travels_beside_a_step_is_held_once_it_is_here() -> None:
+def test_experts_transferred_during_a_step_are_held_once_received() -> None:
     worker = holding(0, 1)
     beside = msgspec.structs.replace(plan(blob(0, 1), blob(1, 2), moves=2), beside=True)
     change = worker.apply_placement(beside, 0, None)
@@ -85,7 +85,7 @@ def test_what_travels_beside_a_step_is_held_once_it_is_here() -> None:
     assert worker.blob == blob(1, 2)
 
 
-def test_after_a_failure_nothing_travels_beside_a_step() -> None:
+def test_no_experts_are_transferred_during_a_step_after_a_failure() -> None:
     worker = holding(0, 1)
     beside = msgspec.structs.replace(plan(blob(0, 1), blob(1, 2), moves=2), beside=True)
     change = worker.apply_placement(beside, 0, REDO)
@@ -93,7 +93,7 @@ def test_after_a_failure_nothing_travels_beside_a_step() -> None:
 
 
 @pytest.mark.parametrize("decision", [REDO, DecisionKind.FORWARD, None])
-def test_experts_of_a_state_that_was_replaced_do_not_count(decision: DecisionKind | None) -> None:
+def test_experts_of_a_replaced_state_are_not_kept(decision: DecisionKind | None) -> None:
     worker = HeldExperts(SHAPE)
     change = worker.apply_placement(plan(b"", blob(1, 2), moves=2), 0, decision)
     assert change.fetch
@@ -103,7 +103,7 @@ def test_experts_of_a_state_that_was_replaced_do_not_count(decision: DecisionKin
     assert worker.blob == blob(1, 2)
 
 
-def test_a_checkpoint_replaces_everything() -> None:
+def test_a_loaded_checkpoint_replaces_the_held_experts() -> None:
     worker = holding(0, 1)
     worker.mark_overwritten()
     worker.on_loaded(plan(b"", blob(2, 3)), 0)
@@ -112,14 +112,14 @@ def test_a_checkpoint_replaces_everything() -> None:
     assert (encode_experts(change.keep), change.fetch) == (blob(2, 3), False)
 
 
-def test_initial_experts_that_may_have_been_written_over_are_initial_no_more() -> None:
+def test_overwritten_initial_experts_cannot_start_a_job() -> None:
     for worker in (holding(0, 1, 2, 3), HeldExperts(SHAPE)):
         worker.mark_overwritten()
         with pytest.raises(JobFailedError, match="initial experts"):
             worker.apply_placement(plan(b"", encode_all_experts(SHAPE)), 0, START)
 
 
-def test_a_plan_that_counts_on_what_is_not_here_is_refused() -> None:
+def test_a_plan_that_assumes_experts_not_held_is_refused() -> None:
     with pytest.raises(ValueError, match="this worker holds"):
         holding(0, 2).apply_placement(plan(blob(0, 1), blob(0, 1)), 0, REDO)
     with pytest.raises(ValueError, match="moves nothing"):
@@ -183,7 +183,7 @@ def _missing(have: IntArray, want: IntArray) -> int:
 
 @settings(max_examples=150, deadline=None)
 @given(data=st.data(), ranks=st.integers(1, 4))
-def test_no_expert_is_lost_wherever_a_generation_is_broken_off(data: st.DataObject, ranks: int) -> None:
+def test_no_expert_is_lost_if_a_generation_is_interrupted_at_any_point(data: st.DataObject, ranks: int) -> None:
     """Members report, apply plans made from their reports, and are stopped at any point."""
     members = [Member() for _ in range(ranks)]
     held, decision = [b""] * ranks, START

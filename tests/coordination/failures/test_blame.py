@@ -20,21 +20,21 @@ def blamed(*all_raised: RaisedBefore, nodes: int = 8, machine: bool = False) -> 
     return find_agreeing_nodes(before, last, nodes, machine=machine)
 
 
-def test_the_same_at_the_same_micro_batch_on_a_second_node_is_the_works_fault() -> None:
+def test_an_exception_repeated_on_a_second_node_blames_the_script() -> None:
     assert blamed(raised("a")) == []
     assert blamed(raised("a"), raised("b")) == ["a", "b"]
     assert blamed(raised("a"), raised("b"), machine=True) == ["a", "b"], "a sample can exhaust the memory of any GPU"
     assert blamed(raised("a", micro_batch=None), raised("b", micro_batch=None)) == ["a", "b"]
 
 
-def test_what_differs_is_each_nodes_own() -> None:
+def test_different_exceptions_blame_each_node() -> None:
     assert blamed(raised("a"), raised("a")) == []
     assert blamed(raised("a"), raised("b", step=8)) == []
     assert blamed(raised("a"), raised("b", micro_batch=3)) == []
     assert blamed(raised("a"), raised("b", place="KeyError (train.py, line 3)")) == []
 
 
-def test_a_line_that_raises_on_three_nodes_raises_everywhere() -> None:
+def test_a_line_that_raises_on_three_nodes_blames_the_script() -> None:
     """Only the first rank reaches the line, such as logging, so it raises at another step on each node."""
     nodes = [raised(node, step) for step, node in enumerate("abc")]
     assert blamed(*nodes[:2]) == []
@@ -45,18 +45,18 @@ def test_a_line_that_raises_on_three_nodes_raises_everywhere() -> None:
     assert blamed(*late) == []
 
 
-def test_outside_of_the_loop_no_step_says_that_it_is_the_same() -> None:
+def test_outside_the_loop_a_second_node_does_not_prove_the_same_cause() -> None:
     assert blamed(raised("a", None, None), raised("b", None, None)) == []
     assert blamed(*(raised(node, None, None) for node in "abc")) == ["a", "b", "c"]
 
 
-def test_a_node_that_is_alone_is_asked_twice() -> None:
+def test_a_lone_node_must_raise_twice_to_blame_the_script() -> None:
     assert blamed(raised("a"), nodes=1) == []
     assert blamed(raised("a"), raised("a"), nodes=1) == ["a"]
     assert blamed(raised("a"), raised("a", step=8), nodes=1) == []
 
 
-def test_a_job_that_has_just_shrunk_to_one_node_had_another_to_compare_with() -> None:
+def test_a_job_that_just_shrank_to_one_node_compares_with_the_lost_node() -> None:
     """The other node had just raised at another micro-batch; all workers were once restarted before the job ended."""
     assert blamed(raised("a", micro_batch=1), raised("b", micro_batch=0), nodes=1) == ["a", "b"]
     assert blamed(raised("a", micro_batch=1), raised("b", micro_batch=0), nodes=1, machine=True) == []

@@ -80,38 +80,38 @@ ENDED = [
 
 
 @pytest.mark.parametrize(("detail", "status", "severity"), RAISED)
-def test_real_messages_of_exceptions(detail: str, status: str, severity: Severity) -> None:
+def test_real_exception_messages_are_classified(detail: str, status: str, severity: Severity) -> None:
     assert FailureClasses().classify(FailureKind.EXCEPTION, Detector.EXCEPTION, detail) == FailureClass(
         status, severity
     )
 
 
 @pytest.mark.parametrize(("detail", "status"), COLLECTIVES)
-def test_real_messages_of_collectives(detail: str, status: str) -> None:
+def test_real_collective_errors_are_classified_as_retries(detail: str, status: str) -> None:
     """A failure that may be transient removes no node on its own."""
     for detector in (Detector.EXCEPTION, Detector.TIMEOUT):
         assert FailureClasses().classify(FailureKind.CONNECTION_LOST, detector, detail) == FailureClass(status, RETRY)
 
 
 @pytest.mark.parametrize(("detail", "status"), ENDED)
-def test_how_processes_end(detail: str, status: str) -> None:
+def test_process_exits_are_classified(detail: str, status: str) -> None:
     assert FailureClasses().classify(FailureKind.PROCESS_EXIT, Detector.PROCESS, detail) == FailureClass(
         status, PROCESS
     )
 
 
-def test_a_node_that_is_not_heard_is_out_whatever_is_said_of_it() -> None:
+def test_a_lost_connection_or_lease_is_a_node_failure() -> None:
     for kind in (FailureKind.CONNECTION_LOST, FailureKind.LEASE_EXPIRED):
         assert FailureClasses().classify(kind, Detector.NODE_HEALTH, "") == FailureClass("lost_connection", NODE)
 
 
-def test_a_hang_is_mended_by_a_fresh_process() -> None:
+def test_a_hang_is_a_process_failure() -> None:
     assert FailureClasses().classify(FailureKind.HANG, Detector.TIMEOUT, "no report") == FailureClass(
         "task_hang", PROCESS
     )
 
 
-def test_what_nobody_knows_says_so() -> None:
+def test_an_unknown_message_is_classified_as_unknown() -> None:
     found = FailureClasses().classify(FailureKind.EXCEPTION, Detector.EXCEPTION, "the daemon sulks")
     assert found == FailureClass(UNKNOWN, PROCESS)
 
@@ -120,7 +120,7 @@ def rule(pattern: str, status: str = "own", severity: Severity = NODE, detector:
     return FailureRule(pattern=pattern, status=status, severity=severity, detector=detector)
 
 
-def test_the_sites_rules_come_first_and_of_these_the_first_that_fits() -> None:
+def test_site_rules_precede_the_table_and_the_first_match_applies() -> None:
     classes = FailureClasses([rule("ECC", "bad_ram", RETRY), rule("error", "any", PROCESS)])
     assert classes.classify(FailureKind.EXCEPTION, Detector.EXCEPTION, "an ecc error") == FailureClass("bad_ram", RETRY)
     assert classes.classify(FailureKind.EXCEPTION, Detector.EXCEPTION, "an ERROR") == FailureClass("any", PROCESS)
@@ -146,7 +146,7 @@ def test_a_rule_may_be_for_one_detector_and_take_its_name_from_the_message() -> 
         (["fan("], 0, "the pattern 'fan(' is not a regular expression: missing ), unterminated subpattern"),
     ],
 )
-def test_rules_that_are_wrong(patterns: list[str], number: int, why: str) -> None:
+def test_invalid_rules_are_reported_with_a_reason(patterns: list[str], number: int, why: str) -> None:
     ((found, said),) = find_rule_errors([rule(pattern) for pattern in patterns])
     assert found == number
     assert why in said
@@ -166,27 +166,27 @@ def test_rules_that_are_wrong(patterns: list[str], number: int, why: str) -> Non
         ["fan$", "fan"],
     ],
 )
-def test_rules_that_may_match(patterns: list[str]) -> None:
+def test_rules_that_may_match_are_accepted(patterns: list[str]) -> None:
     assert list(find_rule_errors([rule(pattern) for pattern in patterns])) == []
 
 
-def test_what_takes_its_time_is_looked_for_in_less_of_a_long_message() -> None:
+def test_a_slow_pattern_is_searched_in_less_of_a_long_message() -> None:
     classes = FailureClasses([rule("fan .*a.*b.*c")])
     assert classes.classify(FailureKind.HANG, Detector.STATISTICS, f"fan {'ab' * 10}c").status == "own"
     assert classes.classify(FailureKind.HANG, Detector.STATISTICS, f"fan {'ab' * 500}c").status == "task_hang"
 
 
-def test_our_own_rules_may_be_looked_for_in_all_of_a_message() -> None:
+def test_built_in_rules_are_searched_in_the_whole_message() -> None:
     assert {choose_searched_length(one.pattern, 8192) for one in TABLE} == {8192}
     assert list(find_rule_errors(TABLE)) == []
 
 
-def test_a_rule_for_other_detectors_stands_in_nobodys_way() -> None:
+def test_a_rule_for_one_detector_does_not_shadow_a_general_rule() -> None:
     assert not list(find_rule_errors([rule("fan", detector=Detector.PROCESS), rule("fan")]))
     assert list(find_rule_errors([rule("fan"), rule("fan", detector=Detector.PROCESS)]))
 
 
-def test_a_name_of_a_group_that_is_not_there() -> None:
+def test_a_status_that_names_a_missing_group_is_refused() -> None:
     ((_, why),) = find_rule_errors([rule("fan", r"fan_\1")])
     assert why == r"the status 'fan_\\1' names a group that the pattern does not have"
     with pytest.raises(ValueError, match="names a group"):

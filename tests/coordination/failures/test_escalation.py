@@ -40,7 +40,7 @@ def down(node: str, detail: str = "SIGKILL", kind: FailureKind = FailureKind.PRO
     return msg.WorkerDown(worker=w(node), kind=kind, detail=detail, exit_code=-9)
 
 
-def test_a_failure_says_how_often_that_makes() -> None:
+def test_a_failure_event_contains_the_number_of_tries() -> None:
     job = Job().start()
     tries: list[int] = []
     for number in range(3):
@@ -55,7 +55,7 @@ def test_a_failure_says_how_often_that_makes() -> None:
     assert job.said(ev.FailureDetected)[0].tries == 1
 
 
-def test_a_node_that_fails_too_often_is_quarantined_until_somebody_lets_it_back() -> None:
+def test_a_node_that_fails_too_often_is_quarantined_until_undrained() -> None:
     job = Job(spec=STRICT).start()
     for number in range(2):
         job.now += 10.0
@@ -82,7 +82,7 @@ def test_a_node_that_fails_too_often_is_quarantined_until_somebody_lets_it_back(
     assert (repaired.node, repaired.repair_s) == ("n2", pytest.approx(50.0))
 
 
-def test_nodes_that_are_lost_together_have_not_failed() -> None:
+def test_nodes_lost_together_are_not_quarantined() -> None:
     job = Job(nodes=4, spec=STRICT).start()
     for number in range(4):
         job.now += 10.0
@@ -95,7 +95,7 @@ def test_nodes_that_are_lost_together_have_not_failed() -> None:
     assert [e.tries for e in job.events if isinstance(e, ev.FailureDetected)] == [1, 0] * 4
 
 
-def test_a_machine_that_was_replaced_begins_anew() -> None:
+def test_a_replaced_machine_starts_with_an_empty_failure_count() -> None:
     job = Job(spec=STRICT).start()
     for number in range(4):
         job.now += 10.0
@@ -106,7 +106,7 @@ def test_a_machine_that_was_replaced_begins_anew() -> None:
 
 
 @pytest.mark.parametrize("asks", [True, False])
-def test_what_undoes_swaps_is_counted_by_its_name_whatever_process_it_comes_back_as(asks: bool) -> None:
+def test_failed_joins_are_counted_by_node_name_across_agent_processes(asks: bool) -> None:
     """Such a node once kept all other newcomers out, because a replaced machine starts with an empty count."""
     job = Job().start()
     undone = 0
@@ -130,7 +130,7 @@ def test_what_undoes_swaps_is_counted_by_its_name_whatever_process_it_comes_back
     assert job.orders(msg.Prepare).keys() == {w(node) for node in ("n0", "n1", "n2", "n8")}, "other nodes still join"
 
 
-def test_a_job_that_has_not_begun_ends_by_what_all_its_nodes_meet_and_not_the_first_of_them_alone() -> None:
+def test_a_job_that_has_not_begun_ends_if_all_nodes_raise_the_same_error() -> None:
     job, raised = Job(nodes=2, spec=JobSpec(max_nodes=2)).boot(), msg.ScriptError(place="train.py, line 1")
     for node, last in (("n0", False), ("n1", True)):
         job.connect(msgspec.structs.replace(hello(node), host="rack7"))
@@ -158,7 +158,7 @@ def raises(job: Job, node: str, number: int, error: msg.ScriptError) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_script_that_raises_on_all_nodes_quarantines_none_whichever_is_first_and_by_how_much(seed: int) -> None:
+def test_a_script_that_raises_on_all_nodes_quarantines_no_node(seed: int) -> None:
     """On a slow machine, one node once used up its tries and was quarantined before another had started."""
     rng, error = Random(seed), msg.ScriptError(place="ValueError (train.py, line 1)", traceback="Traceback: oops")
     job = Job(nodes=3, spec=JobSpec(max_nodes=3)).boot()
@@ -182,7 +182,7 @@ def test_a_script_that_raises_on_all_nodes_quarantines_none_whichever_is_first_a
     assert job.machine.record.quarantined == ()
 
 
-def test_who_has_used_up_its_tries_is_quarantined_once_the_others_go_on_without_it() -> None:
+def test_an_exhausted_node_is_quarantined_once_the_others_train_without_it() -> None:
     job = Job().start()
     job.step(1)
     job.tell("n2", exhausted("oops"))
@@ -205,7 +205,7 @@ def test_who_has_used_up_its_tries_is_quarantined_once_the_others_go_on_without_
 
 
 @pytest.mark.parametrize("undrained", [True, False])
-def test_who_comes_back_before_that_is_not(undrained: bool) -> None:
+def test_an_exhausted_node_that_rejoins_first_is_not_quarantined(undrained: bool) -> None:
     job = Job().start()
     job.tell("n2", exhausted("oops"))
     report_steps(job)
@@ -220,7 +220,7 @@ def test_who_comes_back_before_that_is_not(undrained: bool) -> None:
     assert quarantines(job) == []
 
 
-def test_a_job_that_cannot_begin_for_a_node_that_is_out_says_so_once_all_others_are_there() -> None:
+def test_a_job_waiting_for_an_exhausted_node_reports_it_once_all_others_joined() -> None:
     job = Job(nodes=2, spec=JobSpec(max_nodes=2)).boot()
     job.connect(hello("n0"))
     job.tell("n0", exhausted("oops"))
@@ -248,7 +248,7 @@ def gives_up(job: Job, node: str) -> None:
 
 @pytest.mark.parametrize("last", [lost, leaves, gives_up])
 @pytest.mark.parametrize("first", [lost, leaves, gives_up])
-def test_the_job_ends_with_its_last_node_however_that_is_out(
+def test_the_job_ends_when_its_last_node_is_out_for_any_reason(
     first: Callable[[Job, str], None], last: Callable[[Job, str], None]
 ) -> None:
     """If the last node was lost too often, the job once waited forever."""
@@ -261,7 +261,7 @@ def test_the_job_ends_with_its_last_node_however_that_is_out(
 
 
 @pytest.mark.parametrize("gone_first", [True, False])
-def test_a_job_waits_for_a_node_that_may_come_back(gone_first: bool) -> None:
+def test_a_job_waits_for_a_lost_node_that_may_return(gone_first: bool) -> None:
     job = Job(nodes=2).start(saves=True)
     first, last = (lost, leaves) if gone_first else (leaves, lost)
     first(job, "n0")
@@ -293,7 +293,7 @@ def test_a_host_is_quarantined_with_its_node_unless_others_are_on_it() -> None:
     assert "alone, the host of node n2, is quarantined" in job.sent(msg.Refused)[0].why
 
 
-def test_a_node_that_finds_itself_unfit_does_not_join() -> None:
+def test_an_unfit_node_is_refused_and_quarantined() -> None:
     job = Job().start()
     job.connect(msgspec.structs.replace(hello("n3"), unfit="disk: 3 MiB are left"))
     (left,) = job.said(ev.NodeLeft)
@@ -306,9 +306,7 @@ def test_a_node_that_finds_itself_unfit_does_not_join() -> None:
     ("off", "uncertain_s", "told"),
     [(-86_400.0, 0.01, -86_400.0), (0.25, 0.01, 0.25), (7200.0, 3.0, 7200.0), (-2.25, 2.5, 0.0), (2.25, 2.5, 0.0)],
 )
-def test_how_far_a_nodes_clock_is_off_is_said_and_nothing_is_decided_by_it(
-    off: float, uncertain_s: float, told: float
-) -> None:
+def test_clock_offsets_are_reported_and_affect_no_decision(off: float, uncertain_s: float, told: float) -> None:
     """Nodes of a loaded machine were once "2.3 s behind", which was only the delay of their first messages."""
     job = Job(nodes=2).boot()
     for node in ("n0", "n1"):
@@ -327,7 +325,7 @@ def test_how_far_a_nodes_clock_is_off_is_said_and_nothing_is_decided_by_it(
     assert not [event for event in job.events if isinstance(event, ev.FailureDetected | ev.NodeLeft)]
 
 
-def test_a_node_that_comes_back_by_itself_says_after_how_long() -> None:
+def test_an_automatic_repair_is_reported_with_its_duration() -> None:
     job = Job().start()
     job.lose("n2")
     report_steps(job)
@@ -345,7 +343,7 @@ def broken(job: Job, step: int, detail: str = "reset by peer") -> None:
         job.report(node, step, Phase.REDUCING)
 
 
-def test_links_that_break_again_and_again_are_left_out_although_steps_pass_between() -> None:
+def test_repeatedly_broken_links_remove_a_node_although_steps_are_committed() -> None:
     job = Job().start()
     for step in range(1, MAX_RETRIES + 2):
         job.step(step, "n0", "n1", "n2", generation=step)
@@ -360,7 +358,7 @@ def test_links_that_break_again_and_again_are_left_out_although_steps_pass_betwe
     assert "n1" not in job.machine.members.nodes
 
 
-def test_a_member_whose_complaint_says_that_its_own_machine_is_broken_is_out() -> None:
+def test_a_member_with_a_hardware_fault_in_its_complaint_is_quarantined() -> None:
     job = Job().start()
     job.step(1)
     broken(job, 1, "NCCL error: uncorrectable NVLink error detected during the execution")
@@ -383,7 +381,7 @@ def held(job: Job, node: str = "n1") -> None:
     assert job.machine.context.interruption.stop is not None
 
 
-def test_a_rank_is_kept_for_the_process_that_follows() -> None:
+def test_a_rank_is_held_for_the_restarted_process() -> None:
     job = Job(spec=HOLD).start()
     job.step(1)
     held(job)
@@ -394,7 +392,7 @@ def test_a_rank_is_kept_for_the_process_that_follows() -> None:
     assert begins[w("n0")].assignment == ((0, 3), (1, 4), (2, 5))
 
 
-def test_who_does_not_come_in_time_is_not_waited_for() -> None:
+def test_a_rank_hold_ends_after_a_timeout() -> None:
     job = Job(spec=HOLD).start()
     job.step(1)
     held(job)
@@ -404,7 +402,7 @@ def test_who_does_not_come_in_time_is_not_waited_for() -> None:
     assert set(job.orders(msg.Begin)) == {w("n0"), w("n2")}
 
 
-def test_a_node_that_is_lost_meanwhile_is_not_waited_for() -> None:
+def test_a_rank_hold_ends_when_the_node_is_lost() -> None:
     job = Job(spec=HOLD).start()
     job.step(1)
     held(job)
@@ -412,7 +410,7 @@ def test_a_node_that_is_lost_meanwhile_is_not_waited_for() -> None:
     assert set(job.orders(msg.Begin)) == {w("n0"), w("n2")}
 
 
-def test_by_default_nobody_waits() -> None:
+def test_ranks_are_not_held_by_default() -> None:
     job = Job().start()
     job.step(1)
     job.tell("n1", down("n1"))
@@ -421,7 +419,7 @@ def test_by_default_nobody_waits() -> None:
     assert set(job.orders(msg.Begin)) == {w("n0"), w("n2")}
 
 
-def test_it_is_waited_for_as_long_as_processes_of_this_job_take() -> None:
+def test_the_rank_hold_timeout_follows_measured_restart_times() -> None:
     job = Job(spec=HOLD).start()
     kept = RankHold(job.machine.transaction, job.machine.config)
     kept.on_process_attached("n0/0/b", job.now - 4.0)

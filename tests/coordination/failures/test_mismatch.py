@@ -43,13 +43,13 @@ def found(*reports: Report, places: int = 1) -> Mismatch | None:
     return find_mismatch([one.worker for one in reports], {one.worker: one for one in reports}, places)
 
 
-def test_equal_workers_do_not_differ_and_what_was_not_compared_is_left_out() -> None:
+def test_equal_or_uncompared_reports_are_not_a_mismatch() -> None:
     assert found(report(0), report(1)) is None
     assert found(report(0), report(1, 5, compared=False)) is None
     assert found(report(0, step=7), report(1, 5, step=8)) is None, "reports of different steps are not compared"
 
 
-def test_a_minority_is_named_with_what_differs() -> None:
+def test_a_minority_is_named_with_the_difference() -> None:
     mismatch = found(report(0, 1), report(1, 1), report(2, 9))
     assert mismatch is not None
     assert (mismatch.step, mismatch.what, mismatch.minority, mismatch.likely_cause) == (7, "settings", ("n2",), SCRIPT)
@@ -58,35 +58,35 @@ def test_a_minority_is_named_with_what_differs() -> None:
 
 
 @pytest.mark.parametrize("settings", [(1, 2), (1, 2, 3), (1, 1, 2, 2)])
-def test_without_a_majority_nobody_is_replaced(settings: tuple[int, ...]) -> None:
+def test_without_a_majority_no_node_is_replaced(settings: tuple[int, ...]) -> None:
     mismatch = found(*(report(number, one) for number, one in enumerate(settings)))
     assert mismatch is not None
     assert (mismatch.minority, mismatch.likely_cause) == ((), SCRIPT)
     assert "no majority of them agrees (lr 1 on n0, lr 2 on n" in mismatch.why
 
 
-def test_of_two_that_differ_the_one_that_received_its_state_goes() -> None:
+def test_of_two_different_workers_the_one_that_received_its_state_is_replaced() -> None:
     mismatch = found(report(0, state=1), report(1, state=2, received=True))
     assert mismatch is not None
     assert (mismatch.what, mismatch.minority, mismatch.likely_cause) == ("state", ("n1",), TRANSFER)
     assert "after the state was received there" in mismatch.why
 
 
-def test_a_majority_counts_whether_it_was_sent_its_state_or_not() -> None:
+def test_a_majority_counts_even_if_it_received_its_state() -> None:
     """At the start of a job, all workers but one receive their state."""
     mismatch = found(report(0, 9), report(1, 1, received=True), report(2, 1, received=True))
     assert mismatch is not None
     assert (mismatch.minority, mismatch.likely_cause) == (("n0",), SCRIPT)
 
 
-def test_a_difference_of_one_that_received_nothing_is_the_script_s() -> None:
+def test_a_difference_without_a_transfer_blames_the_script() -> None:
     mismatch = found(report(0, state=1), report(1, state=1, received=True), report(2, state=2))
     assert mismatch is not None
     assert (mismatch.minority, mismatch.likely_cause) == (("n2",), SCRIPT)
     assert "outside the model" in mismatch.why
 
 
-def test_workers_of_one_role_are_compared() -> None:
+def test_only_workers_of_the_same_role_are_compared() -> None:
     workers = [report(0, 1), report(1, 2), report(2, 1), report(3, 2), report(4, 1), report(5, 3)]
     assert found(*workers[:4], places=2) is None
     mismatch = found(*workers, places=2)
@@ -100,7 +100,7 @@ def test_workers_of_one_role_are_compared() -> None:
     assert unclear.minority == ()
 
 
-def test_a_fingerprint_of_a_newer_version_is_compared_with_none() -> None:
+def test_fingerprints_of_different_versions_are_not_compared() -> None:
     mismatch = found(report(0, 1), report(1, 1), report(2, 1, version=2))
     assert mismatch is not None
     assert (mismatch.minority, mismatch.likely_cause) == ((), "")
@@ -108,7 +108,7 @@ def test_a_fingerprint_of_a_newer_version_is_compared_with_none() -> None:
     assert "install the same version of holdfast" in mismatch.why
 
 
-def test_a_role_without_a_majority_counts_before_one_that_can_be_repaired() -> None:
+def test_a_role_without_a_majority_precedes_a_repairable_one() -> None:
     """Ranks 0, 2 and 4 have one role, in which the third differs; ranks 1, 3 and 5 the other, in which all differ."""
     mismatch = found(*(report(number, one) for number, one in enumerate((1, 5, 1, 6, 9, 7))), places=2)
     assert mismatch is not None

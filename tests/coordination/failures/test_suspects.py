@@ -41,21 +41,21 @@ def complaint(node: str, *unreachable: str, timed_out: bool = False) -> tuple[st
 REDUCING = (Phase.REDUCING,) * 4
 
 
-def test_a_broken_connection_lets_the_same_members_try_once_more_and_not_twice() -> None:
+def test_after_a_broken_connection_the_same_members_retry_once() -> None:
     suspects = Suspects()
     complaints = dict([complaint("n2")])
     assert suspects.find_suspects(WORKERS, reports(*REDUCING), complaints, 4) == {}
     assert list(suspects.find_suspects(WORKERS, reports(*REDUCING), complaints, 4)) == ["n2"]
 
 
-def test_a_step_in_between_makes_it_good() -> None:
+def test_a_commit_between_failures_clears_the_suspicion() -> None:
     suspects = Suspects()
     complaints = dict([complaint("n2")])
     for committed in (4, 5, 6):
         assert suspects.find_suspects(WORKERS, reports(*REDUCING), complaints, committed) == {}
 
 
-def test_who_computes_while_the_others_waited_until_their_time_was_up_is_the_suspect() -> None:
+def test_a_worker_that_computes_while_the_others_timed_out_is_the_suspect() -> None:
     complaints = dict([complaint("n0", timed_out=True), complaint("n2", timed_out=True)])
     standing = reports(Phase.REDUCING, Phase.COMPUTE, Phase.REDUCING, Phase.REDUCING)
     named = Suspects().find_suspects(WORKERS, standing, complaints, 4)
@@ -63,18 +63,18 @@ def test_who_computes_while_the_others_waited_until_their_time_was_up_is_the_sus
     assert "'compute' of step 5" in named["n1"]
 
 
-def test_who_only_waits_longer_is_none() -> None:
+def test_a_worker_that_only_waits_longer_is_not_a_suspect() -> None:
     """The first complaint stopped the other workers, so their silence proves nothing."""
     complaints = dict([complaint("n3", timed_out=True)])
     assert list(Suspects().find_suspects(WORKERS, reports(*REDUCING), complaints, 4)) == ["n3"]
 
 
-def test_of_two_that_do_not_reach_each_other_the_later_goes() -> None:
+def test_of_two_workers_unreachable_for_each_other_the_later_is_removed() -> None:
     complaints = dict([complaint("n1", "n2", timed_out=True), complaint("n2", "n1", timed_out=True)])
     assert list(Suspects().find_suspects(WORKERS, reports(*REDUCING), complaints, 4)) == ["n2"]
 
 
-def test_who_reaches_none_of_those_it_is_put_together_with_goes_although_it_is_the_earlier() -> None:
+def test_an_earlier_worker_is_removed_if_it_reaches_none_of_its_peers() -> None:
     """n0 is cut off and the job needs two nodes: n1 and n2 once alternated next to it forever, each blamed in turn."""
     suspects = Suspects()
     gone: list[str] = []
@@ -89,7 +89,7 @@ def test_who_reaches_none_of_those_it_is_put_together_with_goes_although_it_is_t
     assert list(named) == ["n1"], "a step in between clears the suspicion"
 
 
-def test_who_is_cut_off_from_several_goes_alone() -> None:
+def test_only_the_worker_cut_off_from_several_peers_is_removed() -> None:
     complaints = dict(
         [complaint("n0", "n1", timed_out=True), complaint("n2", "n1", timed_out=True), complaint("n3", "n1")]
     )
@@ -102,7 +102,7 @@ def test_who_is_cut_off_from_several_goes_alone() -> None:
     complainers=st.sets(st.sampled_from(NODES), min_size=1),
     late=st.booleans(),
 )
-def test_the_same_members_never_fail_three_times_and_somebody_always_stays(
+def test_suspects_are_named_by_the_second_failure_and_some_node_stays(
     phases: list[Phase], pairs: set[tuple[str, str]], complainers: set[str], late: bool
 ) -> None:
     suspects = Suspects()
@@ -130,7 +130,7 @@ def test_a_hung_training_thread_is_named_and_its_node_replaced() -> None:
     assert begin.decision.kind is DecisionKind.REDO
 
 
-def test_who_comes_meanwhile_is_not_put_together_with_those_that_have_timed_out() -> None:
+def test_a_new_node_is_not_grouped_with_nodes_that_timed_out() -> None:
     """n1 reaches no node: it would fail again with n3, and after that with n0."""
     job = Job().start()
     job.step(1)
@@ -147,24 +147,24 @@ def test_who_comes_meanwhile_is_not_put_together_with_those_that_have_timed_out(
 
 
 @pytest.mark.parametrize("phase", Phase)
-def test_there_is_a_verdict_wherever_a_worker_stands(phase: Phase) -> None:
+def test_every_phase_leads_to_a_suspect(phase: Phase) -> None:
     late = {w("n0"): complaint("n0", timed_out=True)[1]}
     named = Suspects().find_suspects(WORKERS, reports(Phase.APPLYING, phase, Phase.APPLYING, Phase.APPLYING), late, 4)
     assert set(named) == ({"n0"} if phase is Phase.APPLYING else {"n1"})
 
 
-def test_who_has_waited_in_vain_itself_is_none_however_far_it_had_got() -> None:
+def test_a_worker_that_timed_out_is_not_a_suspect_in_any_phase() -> None:
     complaints = dict([complaint("n0", timed_out=True), complaint("n3", timed_out=True)])
     standing = reports(Phase.REDUCING, Phase.COMPUTE, Phase.VOTED, Phase.VOTED)
     assert list(Suspects().find_suspects(WORKERS, standing, complaints, 4)) == ["n1"]
 
 
-def test_that_a_node_which_is_no_member_cannot_be_reached_is_nobodys_fault() -> None:
+def test_an_unreachable_non_member_is_no_evidence() -> None:
     complaints = dict([complaint("n1", "n2", "n9", timed_out=True), complaint("n2", "n1"), complaint("n3", "n9")])
     assert list(Suspects().find_suspects(WORKERS, reports(*REDUCING), complaints, 4)) == ["n2"]
 
 
-def test_somebody_stays_where_each_node_has_one_that_is_late() -> None:
+def test_one_node_stays_although_every_node_has_a_late_worker() -> None:
     """n0's other worker has waited too. Without further evidence n0 is removed and n1 stays."""
     a, b, c = msg.worker_id("n0", 0, "a"), msg.worker_id("n0", 1, "a"), msg.worker_id("n1", 0, "a")
     phases = {a: Phase.REDUCING, b: Phase.COMPUTE, c: Phase.COMPUTE}
@@ -185,7 +185,7 @@ def with_a_stranger() -> Job:
     return job
 
 
-def test_a_complaint_of_who_is_no_member_counts_for_nothing() -> None:
+def test_a_complaint_of_a_non_member_is_ignored() -> None:
     """It has no report that could be evaluated."""
     job = with_a_stranger()
     stranger = complaint("n4", timed_out=True)[1]
@@ -200,7 +200,7 @@ def test_a_complaint_of_who_is_no_member_counts_for_nothing() -> None:
     assert members == ["n0", "n1", "n2", "n3", "n4"]
 
 
-def test_a_complaint_of_who_is_not_in_the_pending_plan_undoes_nothing() -> None:
+def test_a_complaint_of_a_worker_outside_the_pending_plan_does_not_void_it() -> None:
     job = with_a_stranger()
     job.say(msg.Complaint(worker=w("n4"), generation=2, detail="x"))
     assert not job.last
@@ -214,13 +214,13 @@ def newcomers(*nodes: str, **fields: Any) -> StateTransfers:
     return StateTransfers(lacking=frozenset(map(w, nodes)), **fields)
 
 
-def test_of_two_that_do_not_reach_each_other_the_one_without_state_goes_whatever_its_rank() -> None:
+def test_of_two_mutually_unreachable_workers_the_one_without_state_is_removed() -> None:
     complaints = dict([complaint("n1", "n0", timed_out=True)])
     named = Suspects().find_suspects(WORKERS, reports(*REDUCING), complaints, 4, transfers=newcomers("n0"))
     assert list(named) == ["n0"]
 
 
-def test_a_newcomer_that_no_member_reaches_goes_before_a_member_that_is_cut_off_from_several_newcomers() -> None:
+def test_unreachable_newcomers_are_removed_before_the_member_that_is_needed() -> None:
     complaints = dict([complaint("n0", "n2", "n3", timed_out=True)])
     one_holder = newcomers("n1", "n2", "n3")
     assert set(Suspects().find_suspects(WORKERS, reports(*REDUCING), complaints, 4, transfers=one_holder)) == {
@@ -233,13 +233,13 @@ def test_a_newcomer_that_no_member_reaches_goes_before_a_member_that_is_cut_off_
     assert set(Suspects().find_suspects(WORKERS, reports(*REDUCING), complaints, 4, transfers=needed)) == {"n2", "n3"}
 
 
-def test_two_members_with_state_that_do_not_reach_each_other_explain_the_rest() -> None:
+def test_a_broken_link_between_members_with_state_explains_other_broken_links() -> None:
     complaints = dict([complaint("n1", "n0", "n3", timed_out=True), complaint("n0", "n1", timed_out=True)])
     named = Suspects().find_suspects(WORKERS, reports(*REDUCING), complaints, 4, transfers=newcomers("n3"))
     assert list(named) == ["n1"]
 
 
-def test_a_member_that_is_late_because_it_still_sends_its_state_stays() -> None:
+def test_a_member_that_is_late_because_it_sends_its_state_stays() -> None:
     complaints = dict([complaint("n0", timed_out=True)])
     standing = reports(Phase.REDUCING, Phase.APPLYING, Phase.REDUCING, Phase.ENTERING)
     standing[w("n1")] = msgspec.structs.replace(standing[w("n1")], step=4)
@@ -248,7 +248,7 @@ def test_a_member_that_is_late_because_it_still_sends_its_state_stays() -> None:
     assert list(named) == ["n3"]
 
 
-def test_without_other_evidence_a_member_that_lacks_the_state_goes_first() -> None:
+def test_without_other_evidence_a_member_without_the_state_is_removed_first() -> None:
     suspects, complaints = Suspects(), dict([complaint("n0"), complaint("n2")])
     transfers = newcomers("n2", "n3")
     assert suspects.find_suspects(WORKERS, reports(*REDUCING), complaints, 4, transfers=transfers) == {}
@@ -257,7 +257,7 @@ def test_without_other_evidence_a_member_that_lacks_the_state_goes_first() -> No
     assert list(suspects.find_suspects(WORKERS, reports(*REDUCING), alone, 4, transfers=transfers)) == ["n3"]
 
 
-def test_after_failed_transfers_the_receivers_go_and_a_proven_bad_sender_before_them() -> None:
+def test_after_failed_transfers_a_bad_sender_is_removed_before_receivers() -> None:
     complaints = dict([complaint("n0")])
     failed = {w("n2"): {w("n0")}, w("n3"): {w("n0")}}
     first = newcomers("n2", "n3", failed=failed)
@@ -282,7 +282,7 @@ def transfer_complaint(node: str, *peers: str) -> msg.Complaint:
     return msg.Complaint(worker=w(node), generation=1, detail="reset", transfer_peers=tuple(map(w, peers)))
 
 
-def test_which_transfers_failed_is_said_by_the_receiver_before_its_senders() -> None:
+def test_a_receivers_complaint_overrides_that_of_its_senders() -> None:
     plan = joined_plan()
     assert find_failed_transfers(plan, [transfer_complaint("n0", "n2"), transfer_complaint("n1", "n2", "n3")]) == {
         w("n2"): {w("n0"), w("n1")},
@@ -295,7 +295,7 @@ def test_which_transfers_failed_is_said_by_the_receiver_before_its_senders() -> 
 
 
 @pytest.mark.parametrize("trained", [False, True])
-def test_a_node_that_alone_has_the_initial_state_and_that_no_other_reaches_goes(*, trained: bool) -> None:
+def test_an_unreachable_node_with_only_the_initial_state_is_removed(*, trained: bool) -> None:
     """Because only this node had the state of step 0, the other nodes were once removed in turn until the job ended."""
     job, at = Job().start(), 0
     if trained:
@@ -332,7 +332,7 @@ def test_a_node_that_alone_has_the_initial_state_and_that_no_other_reaches_goes(
         assert plan.workers == (w("n3"), w("n4"))
 
 
-def test_who_lacks_the_state_is_known_from_the_reports() -> None:
+def test_members_that_lack_the_state_are_found_from_reports() -> None:
     standing = reports(*REDUCING)
     standing[w("n2")] = msgspec.structs.replace(standing[w("n2")], applied=None)
     assert find_lacking_members(joined_plan(), standing, 4) == {w("n2")}
@@ -363,7 +363,7 @@ def fail_transfer(job: Job, sender: str) -> None:
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
-def test_a_newcomer_that_cannot_be_sent_the_state_goes_and_every_member_stays(nodes: int) -> None:
+def test_a_newcomer_that_cannot_receive_the_state_is_removed_not_the_members(nodes: int) -> None:
     """A forgotten --advertise once destroyed a healthy job: each sender was blamed in turn, and all steps were lost."""
     job = Job(nodes=nodes).start()
     job.step(1)
@@ -379,7 +379,7 @@ def test_a_newcomer_that_cannot_be_sent_the_state_goes_and_every_member_stays(no
     assert set(plan.workers) == {w(f"n{index}") for index in range(nodes)}
 
 
-def test_the_second_try_has_another_sender_if_there_is_one() -> None:
+def test_the_second_transfer_uses_another_sender_if_there_is_one() -> None:
     job = Job(nodes=2).start()
     job.step(1)
     join_one(job)

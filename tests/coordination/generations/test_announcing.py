@@ -46,7 +46,7 @@ def generations(job: Job) -> list[tuple[str, int]]:
     return [(event.reason, event.world_size) for event in found]
 
 
-def test_nodes_that_start_together_make_one_generation_few_events_and_few_writes() -> None:
+def test_nodes_that_start_together_cause_one_generation_and_few_writes() -> None:
     job = Job(nodes=MANY).boot()
     connect_and_attach(job, [f"n{number}" for number in range(MANY)])
     assert generations(job) == [("start", MANY)]
@@ -56,7 +56,7 @@ def test_nodes_that_start_together_make_one_generation_few_events_and_few_writes
     assert len(job.records) == 4
 
 
-def test_nodes_that_are_back_together_after_all_were_gone_make_one_generation() -> None:
+def test_nodes_that_return_together_after_a_full_loss_form_one_generation() -> None:
     job = Job(nodes=3).start()
     for node in ("n0", "n1", "n2"):
         job.lose(node)
@@ -65,7 +65,7 @@ def test_nodes_that_are_back_together_after_all_were_gone_make_one_generation() 
     assert generations(job) == [("start", 3), ("start", MANY)]
 
 
-def test_nodes_that_join_together_are_taken_in_together() -> None:
+def test_nodes_that_join_together_are_admitted_in_one_generation() -> None:
     job = Job(nodes=3).start()
     connect_and_attach(job, [f"n{number}" for number in range(10, 10 + MANY)])
     pass_time(job, QUIET_S + 0.1)
@@ -83,7 +83,7 @@ def taken_in(job: Job) -> int:
 CROWD = [f"n{number}" for number in range(10, 12 + FEW)]
 
 
-def test_a_crowd_does_not_wait_long_for_one_that_does_not_come_up() -> None:
+def test_many_joining_nodes_wait_a_limited_time_for_one_without_workers() -> None:
     job = Job(nodes=1).start()
     connect(job, CROWD)
     for node in CROWD[1:]:
@@ -94,7 +94,7 @@ def test_a_crowd_does_not_wait_long_for_one_that_does_not_come_up() -> None:
     assert taken_in(job) == len(CROWD) - 1
 
 
-def test_a_crowd_waits_a_moment_for_those_who_are_not_connected_yet() -> None:
+def test_many_joining_nodes_wait_briefly_for_further_connections() -> None:
     job = Job(nodes=1).start()
     connect_and_attach(job, CROWD[:-1])
     pass_time(job, QUIET_S - 0.1)
@@ -105,7 +105,7 @@ def test_a_crowd_waits_a_moment_for_those_who_are_not_connected_yet() -> None:
     assert taken_in(job) == len(CROWD)
 
 
-def test_a_crowd_that_does_not_end_is_taken_in_all_the_same() -> None:
+def test_an_endless_stream_of_joining_nodes_is_admitted_after_a_limit() -> None:
     job = Job(nodes=1).start()
     connect(job, CROWD)
     came = 0
@@ -120,7 +120,7 @@ def test_a_crowd_that_does_not_end_is_taken_in_all_the_same() -> None:
 
 
 @pytest.mark.parametrize("many", [1, 2, FEW])
-def test_a_few_that_come_do_not_wait_for_each_other(many: int) -> None:
+def test_a_few_joining_nodes_do_not_wait_for_each_other(many: int) -> None:
     """A job this small starts and grows as soon as possible."""
     job = Job(nodes=1).start()
     connect(job, CROWD[:many])
@@ -132,7 +132,7 @@ def test_a_few_that_come_do_not_wait_for_each_other(many: int) -> None:
     assert generations(job) == [("start", 1)]
 
 
-def test_all_that_the_job_is_given_wait_for_nobody_else() -> None:
+def test_the_job_starts_at_once_when_all_its_nodes_have_joined() -> None:
     job = Job(nodes=MANY, spec=JobSpec(min_nodes=MANY // 2)).boot()
     names = [f"n{number}" for number in range(MANY)]
     connect(job, names)
@@ -142,7 +142,7 @@ def test_all_that_the_job_is_given_wait_for_nobody_else() -> None:
     assert generations(job) == [("start", MANY)]
 
 
-def test_the_join_window_holds_all_the_same() -> None:
+def test_the_join_window_delays_nodes_that_join_together() -> None:
     job = Job(nodes=1, spec=JobSpec(recovery=RecoverySpec(join_window=5.0))).start()
     for node in ("n1", "n2"):
         job.connect(hello(node))
@@ -156,7 +156,7 @@ def test_the_join_window_holds_all_the_same() -> None:
     assert job.machine.record.pending is not None
 
 
-def test_who_has_left_before_it_was_told_of_is_told_of_as_left_alone() -> None:
+def test_a_node_lost_before_its_announcement_is_not_announced_as_joined() -> None:
     job = Job(nodes=5).boot()
     for node in ("n0", "n1"):
         job.connect(hello(node))
@@ -166,7 +166,7 @@ def test_who_has_left_before_it_was_told_of_is_told_of_as_left_alone() -> None:
     assert [event.names for event in job.events if isinstance(event, ev.NodesJoined)] == [("n0",)]
 
 
-def test_writes_do_not_grow_with_those_that_come_back_to_another_coordinator() -> None:
+def test_reconnections_to_a_new_coordinator_cause_no_writes() -> None:
     """Each node describes its workers, which does not change the record."""
     first = Job(nodes=MANY).boot()
     connect_and_attach(first, [f"n{number}" for number in range(MANY)])
@@ -183,7 +183,7 @@ def test_writes_do_not_grow_with_those_that_come_back_to_another_coordinator() -
     assert job.machine.state == "running"
 
 
-def test_a_generation_names_nobody_of_a_node_that_has_come_only_now_before_all_its_workers_run() -> None:
+def test_a_new_node_enters_a_generation_only_with_all_its_workers() -> None:
     job = Job(nodes=2).boot()
     for node in ("n0", "n1"):
         job.connect(msgspec.structs.replace(hello(node), workers=2))

@@ -19,14 +19,16 @@ from holdfast.protocol.plan import GenerationPlan, Member
 
 
 @given(micro_batches=st.integers(0, 40), world=st.integers(1, 20))
-def test_round_robin_gives_each_once_and_evenly(micro_batches: int, world: int) -> None:
+def test_round_robin_assigns_each_micro_batch_once_and_evenly(micro_batches: int, world: int) -> None:
     shares = [round_robin(micro_batches, world, rank) for rank in range(world)]
     assert sorted(m for share in shares for m in share) == list(range(micro_batches))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
 @given(data=st.data(), micro_batches=st.integers(1, 20), world=st.integers(1, 8))
-def test_what_is_held_is_kept_and_nothing_is_doubled(data: st.DataObject, micro_batches: int, world: int) -> None:
+def test_held_gradients_are_kept_and_no_micro_batch_is_assigned_twice(
+    data: st.DataObject, micro_batches: int, world: int
+) -> None:
     share = st.lists(st.integers(0, micro_batches - 1), unique=True, max_size=micro_batches)
     summed = data.draw(st.lists(share, min_size=world, max_size=world))
     shares = keep_summed(micro_batches, summed)
@@ -40,7 +42,7 @@ def test_what_is_held_is_kept_and_nothing_is_doubled(data: st.DataObject, micro_
             taken |= set(mine)
 
 
-def test_the_rest_goes_to_whoever_has_least() -> None:
+def test_remaining_micro_batches_are_assigned_to_the_ranks_with_the_fewest() -> None:
     assert keep_summed(6, [(0, 3, 1), (), (2,)]) == ((0, 1, 3), (4,), (2, 5)) or keep_summed(
         6, [(0, 3, 1), (), (2,)]
     ) == (
@@ -56,7 +58,7 @@ def plan_of(world: int, counts: tuple[int, ...] = ()) -> GenerationPlan:
 
 
 @given(counts=st.lists(st.integers(0, 9), min_size=1, max_size=9).filter(sum))
-def test_each_micro_batch_belongs_to_one_rank_whatever_the_counts(counts: list[int]) -> None:
+def test_each_micro_batch_belongs_to_one_rank_for_any_counts(counts: list[int]) -> None:
     plan = plan_of(len(counts), tuple(counts))
     shares = [share_of(plan, sum(counts), rank) for rank in range(len(counts))]
     assert sorted(m for share in shares for m in share) == list(range(sum(counts)))
@@ -64,7 +66,7 @@ def test_each_micro_batch_belongs_to_one_rank_whatever_the_counts(counts: list[i
 
 
 @given(micro_batches=st.integers(1, 40), world=st.integers(1, 20))
-def test_usual_counts_are_dealt_as_round_robin_does(micro_batches: int, world: int) -> None:
+def test_even_counts_are_assigned_round_robin(micro_batches: int, world: int) -> None:
     usual = tuple(round_robin(micro_batches, world, rank) for rank in range(world))
     for plan in (plan_of(world), plan_of(world, tuple(map(len, usual)))):
         assert tuple(share_of(plan, micro_batches, rank) for rank in range(world)) == usual
@@ -75,7 +77,7 @@ def test_usual_counts_are_dealt_as_round_robin_does(micro_batches: int, world: i
     micro_batches=st.integers(1, 12),
 )
 @settings(deadline=None)
-def test_the_longest_rank_is_as_short_as_any_division_makes_it(factors: list[float], micro_batches: int) -> None:
+def test_division_by_speed_minimizes_the_time_of_the_slowest_rank(factors: list[float], micro_batches: int) -> None:
     world = len(factors)
     counts = divide_by_speed(micro_batches, factors)
     usual = slowest_time(micro_batches, factors)
@@ -95,9 +97,7 @@ def test_the_longest_rank_is_as_short_as_any_division_makes_it(factors: list[flo
 
 
 @given(data=st.data(), counts=st.lists(st.integers(1, 4), min_size=1, max_size=6))
-def test_after_a_failure_each_is_given_as_many_as_it_is_to_have_where_nobody_holds_more(
-    data: st.DataObject, counts: list[int]
-) -> None:
+def test_reassignment_after_a_failure_follows_the_planned_counts(data: st.DataObject, counts: list[int]) -> None:
     micro_batches = sum(counts)
     usual = [share_of(plan_of(len(counts), tuple(counts)), micro_batches, rank) for rank in range(len(counts))]
     summed = [share[: data.draw(st.integers(0, len(share)))] for share in usual]

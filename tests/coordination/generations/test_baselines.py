@@ -21,7 +21,7 @@ def connect_with_worker(job: Job, node: str, nonce: str) -> None:
     job.say(attach(w(node, nonce)))
 
 
-def test_nodes_beyond_the_largest_multiple_wait_and_are_used_when_they_fit() -> None:
+def test_surplus_nodes_wait_until_they_complete_a_multiple() -> None:
     job = Job(nodes=3, spec=STATIC).boot()
     for node in ("n0", "n1", "n2"):
         job.connect(hello(node))
@@ -36,7 +36,7 @@ def test_nodes_beyond_the_largest_multiple_wait_and_are_used_when_they_fit() -> 
     assert job.orders(msg.Prepare)[w("n3")].plan.workers == (w("n0"), w("n1"), w("n2"), w("n3"))
 
 
-def test_who_waits_is_lost_without_a_recovery() -> None:
+def test_a_loss_of_a_surplus_node_causes_no_recovery() -> None:
     job = Job(nodes=3, spec=STATIC).boot()
     for node in ("n0", "n1", "n2"):
         job.connect(hello(node))
@@ -45,7 +45,7 @@ def test_who_waits_is_lost_without_a_recovery() -> None:
     assert job.kinds == ["FailureDetected", "NodeLeft"]
 
 
-def test_a_member_that_is_left_over_comes_again_with_a_fresh_worker() -> None:
+def test_a_surplus_member_reconnects_with_a_fresh_worker() -> None:
     job = Job(nodes=4, spec=STATIC).start()
     job.step(1, generation=1)
     job.lose("n1")
@@ -110,7 +110,7 @@ def test_a_failure_restarts_all_workers_from_the_newest_checkpoint() -> None:
     assert (costs.action, costs.state_source) == ("restart_all", "checkpoint")
 
 
-def test_without_a_checkpoint_yet_a_restart_begins_anew() -> None:
+def test_a_restart_without_a_checkpoint_starts_from_step_0() -> None:
     job = Job(nodes=2, spec=RESTART).start()
     job.step(1, generation=1)
     job.lose("n1")
@@ -121,7 +121,7 @@ def test_without_a_checkpoint_yet_a_restart_begins_anew() -> None:
     assert _redo(job, ("n0",), generation=2, first=1, until=2).state_source == "none"
 
 
-def test_newcomers_are_taken_in_by_a_restart() -> None:
+def test_newcomers_are_admitted_by_a_restart() -> None:
     job = Job(nodes=1, spec=JobSpec(recovery=RecoverySpec(on_node_failure="restart-all", join_window=1.0))).start()
     job.step(1, generation=1)
     job.connect(hello("n1"))
@@ -137,7 +137,7 @@ def test_newcomers_are_taken_in_by_a_restart() -> None:
     assert job.said(ev.FailureDetected) == []
 
 
-def test_a_node_that_does_not_come_back_from_a_restart_is_gone_after_the_lease() -> None:
+def test_a_node_that_does_not_return_from_a_restart_is_lost_after_its_lease() -> None:
     job = Job(nodes=3, spec=RESTART).start()
     job.step(1, generation=1)
     job.lose("n2")
@@ -153,7 +153,7 @@ def test_a_node_that_does_not_come_back_from_a_restart_is_gone_after_the_lease()
     assert set(job.orders(msg.Begin)) == {w("n0", "b")}
 
 
-def test_a_coordinator_that_dies_during_a_restart_is_followed_by_one_that_goes_on() -> None:
+def test_a_new_coordinator_continues_a_restart() -> None:
     job = Job(nodes=2, spec=RESTART).start()
     job.step(1, generation=1)
     job.lose("n1")

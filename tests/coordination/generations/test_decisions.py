@@ -48,7 +48,7 @@ FORWARD = Decision(kind=DecisionKind.FORWARD, applied=STEP, commit=commit(3.0))
 
 
 @given(stands=DURING | AFTER, checkpoints=CHECKPOINTS, previous=PREVIOUS, inherited=st.booleans())
-def test_the_rules(
+def test_decisions_follow_the_enumerated_rules(
     stands: list[str], checkpoints: list[KnownCheckpoint], previous: Decision | None, inherited: bool
 ) -> None:
     if inherited:
@@ -79,7 +79,7 @@ def test_the_rules(
 
 
 @pytest.mark.parametrize("known", [None, PassedStep(step=STEP - 1, commit=commit(9.0))])
-def test_nobody_goes_forward_without_v_of_that_very_step(known: PassedStep | None) -> None:
+def test_no_worker_goes_forward_without_the_result_of_that_step(known: PassedStep | None) -> None:
     """A worker claims to have applied it but gives no step result: the job continues from that worker's state."""
     liar = msgspec.structs.replace(report(0, "applied"), passed=known)
     verdict = decide(None, STEP - 1, [report(1, "computing"), liar], [])
@@ -87,7 +87,7 @@ def test_nobody_goes_forward_without_v_of_that_very_step(known: PassedStep | Non
 
 
 @given(stands=DURING | AFTER, checkpoints=CHECKPOINTS, data=st.data())
-def test_the_order_of_the_reports_does_not_matter(
+def test_decisions_do_not_depend_on_the_order_of_reports(
     stands: list[str], checkpoints: list[KnownCheckpoint], data: st.DataObject
 ) -> None:
     reports = [report(index, stand) for index, stand in enumerate(stands)]
@@ -100,7 +100,7 @@ def test_the_order_of_the_reports_does_not_matter(
         assert one == other
 
 
-def test_only_a_whole_initial_state_begins_a_job() -> None:
+def test_a_job_starts_only_from_a_complete_initial_state() -> None:
     torn, whole = (
         report(0, "void"),
         Report(worker=w("n1"), term=1, generation=1, applied=None, step=1, phase=Phase.IDLE, fresh=True),
@@ -115,7 +115,7 @@ def test_only_a_whole_initial_state_begins_a_job() -> None:
     assert verdict.holders == ()
 
 
-def test_gradients_of_another_attempt_lead_nowhere() -> None:
+def test_gradients_of_another_attempt_are_ignored() -> None:
     other = msgspec.structs.replace(report(1, "ready"), reduced=commit(4.0))
     verdict = decide(None, STEP - 1, [report(0, "applied"), other], [])
     assert isinstance(verdict, Verdict)
@@ -123,7 +123,7 @@ def test_gradients_of_another_attempt_lead_nowhere() -> None:
 
 
 @pytest.mark.parametrize("inherited", [False, True])
-def test_nothing_that_is_announced_is_undone_where_nobody_can_finish_the_next_step(inherited: bool) -> None:
+def test_a_committed_step_is_not_undone_except_by_a_rollback(inherited: bool) -> None:
     previous = FORWARD if inherited else None
     stands = [report(0, "computing"), report(1, "void")]
     verdict = decide(previous, STEP - 1, stands, [])
@@ -135,7 +135,7 @@ def test_nothing_that_is_announced_is_undone_where_nobody_can_finish_the_next_st
 
 
 @pytest.mark.parametrize("stand", ["applied", "passed"])
-def test_a_worker_that_lacks_what_all_have_alike_brings_nobody_to_a_step(stand: str) -> None:
+def test_a_worker_without_the_dense_state_does_not_determine_the_step(stand: str) -> None:
     """It keeps only the experts of the step, so it cannot provide the next state for others."""
     apart = Holding(dense=False)
     torn = msgspec.structs.replace(report(0, stand), state=apart, result=apart)
@@ -148,7 +148,7 @@ def lost_at(*steps: int) -> Callable[[Verdict], list[tuple[int, int]]]:
     return lambda verdict: [(1, 7)] if verdict.decision.applied in steps else []
 
 
-def test_with_experts_a_step_is_finished_only_where_all_are_ready() -> None:
+def test_with_experts_a_step_goes_forward_only_if_all_are_ready() -> None:
     redo = Decision(kind=DecisionKind.REDO, applied=STEP - 1)
     some, every = [report(0, "ready"), report(1, "computing")], [report(0, "ready"), report(1, "voted")]
     verdict = decide(None, STEP - 1, some, [], lost=lost_at())
@@ -157,7 +157,7 @@ def test_with_experts_a_step_is_finished_only_where_all_are_ready() -> None:
     assert verdict == Verdict(decision=FORWARD, holders=(w("n0"), w("n1")))
 
 
-def test_the_newest_step_of_which_no_expert_is_lost_is_decided() -> None:
+def test_the_newest_step_without_a_lost_expert_is_decided() -> None:
     reports = [report(0, "applied"), report(1, "voted")]
     verdict = decide(None, STEP - 1, reports, [], lost=lost_at(STEP))
     assert verdict == Verdict(decision=Decision(kind=DecisionKind.REDO, applied=STEP - 1), holders=(w("n1"),))

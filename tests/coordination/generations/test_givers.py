@@ -17,19 +17,19 @@ def place_of(worker: str) -> tuple[str, str]:
     return PLACES.get(worker, ("", ""))
 
 
-def test_those_of_its_rack_come_first_and_then_those_of_its_zone() -> None:
+def test_senders_in_the_same_rack_precede_those_in_the_same_zone() -> None:
     assert select_senders(["x"], ["c", "a", "b"], place_of) == {"x": ("b", "a", "c")}
     assert select_senders(["y"], ["a", "b", "c"], place_of)["y"][0] == "c"
 
 
-def test_nobody_sends_twice_where_others_do_not_send_at_all() -> None:
+def test_no_holder_sends_twice_while_others_are_unused() -> None:
     holders = [f"n{number}" for number in range(8)]
     found = select_senders(["x", "y"], holders, place_of)
     assert Counter(map(len, found.values())) == {4: 2}
     assert len({giver for givers in found.values() for giver in givers}) == 8
 
 
-def test_one_holder_sends_to_all_and_many_are_sent_to_in_turn() -> None:
+def test_one_holder_sends_to_all_and_many_receivers_are_spread_evenly() -> None:
     assert select_senders(["x", "y"], ["a"], place_of) == {"x": ("a",), "y": ("a",)}
     many, holders = [f"j{number}" for number in range(CROWD)], [f"n{number}" for number in range(64)]
     assert select_senders(many, holders, place_of) == {worker: (f"n{place}",) for place, worker in enumerate(many)}
@@ -37,7 +37,7 @@ def test_one_holder_sends_to_all_and_many_are_sent_to_in_turn() -> None:
 
 
 @given(st.integers(1, 12), st.integers(1, 40))
-def test_every_receiver_has_givers_each_once_and_holders_have_as_many_as_can_be_even(lack: int, have: int) -> None:
+def test_every_receiver_has_distinct_senders_and_holders_share_evenly(lack: int, have: int) -> None:
     receivers, holders = [f"j{number}" for number in range(lack)], [f"n{number}" for number in range(have)]
     found = select_senders(receivers, holders, place_of)
     assert found.keys() == set(receivers)

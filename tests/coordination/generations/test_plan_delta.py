@@ -90,14 +90,14 @@ def plans(draw: st.DrawFn) -> tuple[GenerationPlan | None, GenerationPlan]:
 
 @given(plans())
 @settings(max_examples=300, deadline=None)
-def test_what_is_rebuilt_is_the_plan(pair: tuple[GenerationPlan | None, GenerationPlan]) -> None:
+def test_a_delta_rebuilds_the_plan(pair: tuple[GenerationPlan | None, GenerationPlan]) -> None:
     base, plan = pair
     assert rebuilt(over_the_wire(change_of(plan, base)), base) == plan
 
 
 @given(st.integers(1, 12), st.integers(1, 12), st.integers(0, 30), st.integers(0, 1 << 30))
 @settings(max_examples=200, deadline=None)
-def test_shares_are_rebuilt(before: int, after: int, micro_batches: int, seed: int) -> None:
+def test_micro_batch_shares_are_rebuilt_from_a_delta(before: int, after: int, micro_batches: int, seed: int) -> None:
     random = Random(seed)
     base, members = plan_of(4, world(before, 1)), world(after, 1)
     random.shuffle(members)
@@ -112,7 +112,7 @@ def test_shares_are_rebuilt(before: int, after: int, micro_batches: int, seed: i
     assert rebuilt_shares(None, change_of(plan, base), plan, base) == ()
 
 
-def test_a_loss_costs_what_is_lost_whatever_the_world() -> None:
+def test_the_delta_of_a_loss_does_not_grow_with_the_world_size() -> None:
     """The delta sent to each node after a loss does not grow with the world size, unlike the complete plan."""
     changes, wholes = [], []
     for nodes in (16, 128, 1024):
@@ -137,7 +137,7 @@ def test_a_loss_costs_what_is_lost_whatever_the_world() -> None:
     assert wholes[2] > 50 * wholes[0]
 
 
-def test_a_join_costs_what_joins() -> None:
+def test_the_delta_of_a_join_grows_only_with_the_joining_nodes() -> None:
     members = world(128)
     base = plan_of(7, members)
     sizes = []
@@ -153,7 +153,7 @@ def test_a_join_costs_what_joins() -> None:
     assert sizes[2] - sizes[0] < 63 * 300
 
 
-def test_every_field_of_a_plan_is_told() -> None:
+def test_a_delta_contains_every_field_of_the_plan() -> None:
     """This test fails if a new field of a plan is missing in the delta."""
     base = plan_of(4, world(2, 1))
     plan = msgspec.structs.replace(plan_of(5, world(3, 1)), last=True, term=9)
@@ -177,7 +177,7 @@ def test_every_field_of_a_plan_is_told() -> None:
     ],
     ids=str,
 )
-def test_what_does_not_fit_is_found_out(changes: dict[str, object]) -> None:
+def test_deltas_that_do_not_fit_are_rejected(changes: dict[str, object]) -> None:
     base = plan_of(4, world(2, 1), experts_of([b"ab"] * 2, [b"ab"] * 2))
     plan = msgspec.structs.replace(base, generation=5)
     wrong = msgspec.structs.replace(change_of(plan, base), **changes)
@@ -185,7 +185,7 @@ def test_what_does_not_fit_is_found_out(changes: dict[str, object]) -> None:
         rebuilt(over_the_wire(wrong), base)
 
 
-def test_a_small_message_cannot_ask_for_much_memory() -> None:
+def test_a_small_delta_cannot_allocate_much_memory() -> None:
     """The members are copied at most once, however often the message refers to them."""
     base = plan_of(4, world(128))
     bomb = msgspec.structs.replace(change_of(base, base), members=(Stayers(0, 1024),) * 50_000)
@@ -193,6 +193,6 @@ def test_a_small_message_cannot_ask_for_much_memory() -> None:
         rebuilt(over_the_wire(bomb), base)
 
 
-def test_what_units_keep_takes_no_room_where_each_worker_is_one() -> None:
+def test_the_kept_field_is_omitted_without_multi_worker_replica_groups() -> None:
     begin = BeginNode(plan=change_of(plan_of(4, world(2)), None), decision=REDO, shares=None)
     assert list(msgspec.msgpack.decode(msgspec.msgpack.encode(begin))) == ["type", "plan", "decision", "shares"]

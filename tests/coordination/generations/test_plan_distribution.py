@@ -21,7 +21,7 @@ def broadcasts(job: Job, kind: type[msg.BeginNode] | type[msg.PrepareNode]) -> d
     return {i.connections: i.message.plan for i in found if isinstance(i.message, msg.BeginNode | msg.PrepareNode)}
 
 
-def test_who_has_the_plan_before_is_told_what_changes_and_who_joins_the_whole() -> None:
+def test_members_are_sent_a_plan_delta_and_joining_nodes_the_complete_plan() -> None:
     job = Job().start()
     job.connect(hello("n3"))
     job.say(attach(w("n3")))
@@ -33,7 +33,7 @@ def test_who_has_the_plan_before_is_told_what_changes_and_who_joins_the_whole() 
     assert job.orders(msg.Prepare)[w("n3")] == job.orders(msg.Prepare)[w("n0")]
 
 
-def test_a_loss_is_told_as_what_is_lost() -> None:
+def test_the_delta_after_a_loss_contains_only_the_remaining_ranges() -> None:
     job = Job().start()
     job.lose("n1")
     for node in ("n0", "n2"):
@@ -43,7 +43,7 @@ def test_a_loss_is_told_as_what_is_lost() -> None:
     }
 
 
-def test_whoever_asks_is_sent_the_whole_plan_and_once_too_often_refused() -> None:
+def test_a_node_that_requests_the_complete_plan_too_often_is_refused() -> None:
     job = Job().start()
     job.lose("n1")
     for node in ("n0", "n2"):
@@ -63,7 +63,7 @@ def test_whoever_asks_is_sent_the_whole_plan_and_once_too_often_refused() -> Non
     assert job.orders(msg.Stop).keys() == {w("n0")}, "the other nodes continue without it"
 
 
-def test_the_whole_is_made_once_for_all_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_complete_plan_is_built_once_for_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise a thousand nodes that lack the previous plan would each cost the time of building one."""
     job = Job().start()
     job.lose("n1")
@@ -82,7 +82,7 @@ def test_the_whole_is_made_once_for_all_who_ask(monkeypatch: pytest.MonkeyPatch)
     assert made == [2]
 
 
-def test_a_plan_that_is_no_more_is_not_sent_and_asking_counts_all_the_same() -> None:
+def test_requests_for_an_outdated_plan_are_counted_but_not_answered() -> None:
     job = Job().start()
     for _ in range(MAX_ASKED):
         job.tell("n2", msg.AskPlan(generation=7))
@@ -91,7 +91,7 @@ def test_a_plan_that_is_no_more_is_not_sent_and_asking_counts_all_the_same() -> 
     assert job.sent(msg.Refused)
 
 
-def test_each_generation_may_be_asked_for() -> None:
+def test_plan_requests_are_counted_separately_for_each_generation() -> None:
     job = Job().start()
     for generation in range(2, 8):
         job.machine.context.interruption.start(job.now)

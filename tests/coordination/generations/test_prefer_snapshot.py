@@ -23,7 +23,7 @@ def lost(*checkpoints: int) -> Verdict | NothingLeft:
 
 
 @pytest.mark.parametrize("checkpoints", [(), (10, 20), (40,)])
-def test_a_snapshot_serves_where_no_checkpoint_is_newer(checkpoints: tuple[int, ...]) -> None:
+def test_a_snapshot_is_used_if_no_checkpoint_is_newer(checkpoints: tuple[int, ...]) -> None:
     verdict = prefer_snapshot(lost(*checkpoints), SNAPSHOT, 43)
     assert isinstance(verdict, Verdict)
     assert verdict.decision == Decision(kind=DecisionKind.ROLLBACK, applied=40, source=SNAPSHOT)
@@ -34,13 +34,13 @@ def test_a_snapshot_serves_where_no_checkpoint_is_newer(checkpoints: tuple[int, 
     )
 
 
-def test_a_newer_checkpoint_is_nearer() -> None:
+def test_a_newer_checkpoint_is_preferred_to_a_snapshot() -> None:
     verdict = prefer_snapshot(lost(42), SNAPSHOT, 43)
     assert isinstance(verdict, Verdict)
     assert verdict.decision.source == CheckpointSource(name="c42")
 
 
-def test_where_a_copy_lives_or_no_snapshot_serves_nothing_changes() -> None:
+def test_the_verdict_is_unchanged_with_a_live_copy_or_without_a_snapshot() -> None:
     live = Verdict(decision=Decision(kind=DecisionKind.REDO, applied=39), holders=("w",))
     assert prefer_snapshot(live, SNAPSHOT, 39) is live
     nothing = lost()

@@ -50,7 +50,7 @@ def all_enter(job: Job, generation: int, *nodes: str) -> None:
         job.say(msg.Entered(worker=w(node), generation=generation, applied=0))
 
 
-def test_the_step_is_done_again_by_the_same_members_with_nothing_held() -> None:
+def test_a_refused_step_is_repeated_without_kept_gradients() -> None:
     job = refused_job()
     (begin, *_) = job.orders(msg.Begin).values()
     assert begin.decision == Decision(kind=DecisionKind.REDO, applied=0)
@@ -66,7 +66,7 @@ def test_the_step_is_done_again_by_the_same_members_with_nothing_held() -> None:
     assert (recovered.action, recovered.micro_batches_kept, recovered.micro_batches_redone) == ("retry", 0, 6)
 
 
-def test_a_collective_that_broke_since_is_nobody_s_failure() -> None:
+def test_a_collective_broken_by_a_refusal_is_not_a_failure() -> None:
     """A worker that refused closes its groups on Stop, which may break a collective of workers without a result."""
     job = Job().start()
     refuses(job, "n0")
@@ -77,7 +77,7 @@ def test_a_collective_that_broke_since_is_nobody_s_failure() -> None:
     assert len(job.orders(msg.Begin)) == 3
 
 
-def test_nothing_is_held_in_whatever_follows_until_the_step_is_applied() -> None:
+def test_no_gradients_are_kept_until_a_refused_step_is_applied() -> None:
     job = refused_job()
     all_enter(job, 2)
     job.lose("n2")
@@ -95,7 +95,7 @@ def test_nothing_is_held_in_whatever_follows_until_the_step_is_applied() -> None
     assert job.records[-1].refusal is None
 
 
-def test_a_refusal_of_an_attempt_from_before_is_the_same_one() -> None:
+def test_a_replayed_refusal_of_an_earlier_attempt_is_not_counted_again() -> None:
     """Its sender never received generation 2: the coordinator died between writing and sending it."""
     job = refused_job()
     job.boot(takeover=True)
@@ -111,7 +111,7 @@ def test_a_refusal_of_an_attempt_from_before_is_the_same_one() -> None:
     assert job.machine.transaction.generation == 3
 
 
-def test_the_refusal_of_an_attempt_that_began_with_nothing_held_ends_the_job() -> None:
+def test_a_second_refusal_without_kept_gradients_ends_the_job() -> None:
     job = refused_job()
     all_enter(job, 2)
     refuses(job, "n0", generation=2)
@@ -123,7 +123,7 @@ def test_the_refusal_of_an_attempt_that_began_with_nothing_held_ends_the_job() -
     assert job.machine.over.exit_code == EXIT_FAILED
 
 
-def test_what_the_job_has_led_to_is_saved_before_it_ends() -> None:
+def test_a_checkpoint_is_saved_before_a_refused_job_ends() -> None:
     job = Job().start(saves=True)
     job.step(1)
     for generation in (1, 2):
@@ -173,7 +173,7 @@ def fresh(job: Job, nonce: str) -> None:
         job.say(msg.Entered(worker=w(node, nonce), generation=job.machine.record.generation, applied=0))
 
 
-def test_where_all_workers_are_restarted_a_step_that_is_refused_again_ends_the_job() -> None:
+def test_a_step_refused_again_after_a_full_restart_ends_the_job() -> None:
     job = Job(spec=RESTARTS).start()
     refused_and_restarted(job, "a")
     assert len(job.said(ev.CorruptionFound)) == 1
@@ -185,7 +185,7 @@ def test_where_all_workers_are_restarted_a_step_that_is_refused_again_ends_the_j
     assert "had kept nothing" in failed.why
 
 
-def test_where_all_workers_are_restarted_again_and_again_for_steps_that_are_refused_the_job_ends() -> None:
+def test_too_many_full_restarts_for_refused_steps_end_the_job() -> None:
     job = Job(spec=RESTARTS).start()
     for number in range(MAX_RETRIES + 1):
         nonce, step = "abcdefgh"[number], 1 + number % 2
@@ -201,7 +201,7 @@ def test_where_all_workers_are_restarted_again_and_again_for_steps_that_are_refu
     assert failed.why == f"{WHY}; {MAX_RETRIES + 1} times in 300 s steps were refused"
 
 
-def test_a_stranger_s_or_a_stale_refusal_stops_nobody() -> None:
+def test_a_stale_refusal_stops_no_worker() -> None:
     job = refused_job()
     all_enter(job, 2)
     refuses(job, "n0", generation=1)
@@ -229,7 +229,9 @@ BEFORE = Refusal(step=5, clean_from=7)
         (BEFORE, Decision(kind=DecisionKind.START, applied=0), BEFORE),
     ],
 )
-def test_what_is_in_force_after_a_decision(before: Refusal | None, decision: Decision, after: Refusal | None) -> None:
+def test_the_refusal_in_force_after_a_decision(
+    before: Refusal | None, decision: Decision, after: Refusal | None
+) -> None:
     assert refusal_after(before, decision) == after
 
 
@@ -244,6 +246,8 @@ def test_what_is_in_force_after_a_decision(before: Refusal | None, decision: Dec
         (Refusal(step=4, clean_from=3), (6, 6), False, 5),
     ],
 )
-def test_which_refusal_is_another_one(before: Refusal | None, refused: tuple[int, ...], again: bool, anew: int) -> None:
+def test_repeated_and_new_refusals_are_distinguished(
+    before: Refusal | None, refused: tuple[int, ...], again: bool, anew: int
+) -> None:
     assert refused_again(before, [report(generation) for generation in refused]) is again
     assert refused_anew(before, [report(generation) for generation in refused]) == anew

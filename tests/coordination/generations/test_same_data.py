@@ -36,7 +36,7 @@ def started(job: Job) -> list[tuple[str, ...]]:
     return [event.members for event in job.events if isinstance(event, ev.GenerationStarted)]
 
 
-def test_float_noise_is_no_difference() -> None:
+def test_float_noise_is_not_a_difference() -> None:
     noise = data(1.0 + 0.9 * TOLERANCE * 10, -3.0)
     assert difference(noise, ONE) == ""
     assert "part [0] of micro-batch 0 of step 1 (float32 4x8) has other values" in difference(OTHER, ONE)
@@ -55,12 +55,12 @@ def test_float_noise_is_no_difference() -> None:
     ],
     ids=["not a number", "fewer sums", "labels", "form", "name", "fewer parts"],
 )
-def test_what_differs(other: BatchSummary) -> None:
+def test_summaries_with_different_parts_differ(other: BatchSummary) -> None:
     assert difference(other, ONE)
     assert difference(ONE, other)
 
 
-def test_the_message_names_both_parts_and_whose_they_are() -> None:
+def test_the_difference_message_names_both_parts_and_their_source() -> None:
     """For parts with different names, the message once said "int64 4, the job's is int64 4"."""
     renamed = (ONE[0], msgspec.structs.replace(LABELS, name="['labels']"))
     part = "part ['labels'] of micro-batch 0 of step 1"
@@ -68,19 +68,19 @@ def test_the_message_names_both_parts_and_whose_they_are() -> None:
     assert difference(ONE[:1], ONE, "that of n0") == "micro-batch 0 of step 1 has 1 parts, that of n0 has 2"
 
 
-def test_data_that_cannot_be_compared_equal_all() -> None:
+def test_data_without_a_summary_equals_any_data() -> None:
     assert difference((), ONE) == difference(ONE, ()) == difference((), ()) == ""
 
 
 @given(st.lists(st.sampled_from("abc-"), max_size=9))
-def test_groups_are_of_equal_data_the_largest_first(nodes: list[str]) -> None:
+def test_nodes_are_grouped_by_equal_data_largest_group_first(nodes: list[str]) -> None:
     known = {"a": ONE, "b": OTHER, "c": data(1.0, 4.0), "-": ()}
     groups = split_by_data([((number, one), known[one]) for number, one in enumerate(nodes)])
     assert [len(group) for group in groups] == sorted((nodes.count(one) for one in "abc" if one in nodes), reverse=True)
     assert all(len({one for _, one in group}) == 1 for group in groups)
 
 
-def test_at_the_start_the_majority_counts_and_the_other_node_is_refused() -> None:
+def test_at_the_start_a_node_with_minority_data_is_refused() -> None:
     job = Job(nodes=3).boot()
     connect_with_data(job, "n0", OTHER)
     connect_with_data(job, "n1", ONE)
@@ -96,7 +96,7 @@ def test_at_the_start_the_majority_counts_and_the_other_node_is_refused() -> Non
     assert started(job) == [("n1", "n2", "n3")]
 
 
-def test_two_nodes_that_differ_end_the_job_which_names_both_and_says_what_to_do() -> None:
+def test_two_nodes_with_different_data_end_the_job_with_a_remedy() -> None:
     job = Job(nodes=2).boot()
     connect_with_data(job, "n0", ONE)
     connect_with_data(job, "n1", OTHER)
@@ -108,7 +108,7 @@ def test_two_nodes_that_differ_end_the_job_which_names_both_and_says_what_to_do(
     assert started(job) == []
 
 
-def test_one_that_joins_with_other_data_is_refused_and_the_others_go_on() -> None:
+def test_a_joining_node_with_different_data_is_refused_and_the_job_continues() -> None:
     job = Job(nodes=2).boot()
     connect_with_data(job, "n0", ONE)
     assert connect_with_data(job, "n1", ONE) == []
@@ -120,7 +120,7 @@ def test_one_that_joins_with_other_data_is_refused_and_the_others_go_on() -> Non
     assert job.machine.over is None
 
 
-def test_a_coordinator_that_takes_over_knows_the_jobs_data_and_another_run_asks_again() -> None:
+def test_the_data_summary_is_recorded_for_a_new_coordinator() -> None:
     job = Job(nodes=1).boot()
     connect_with_data(job, "n0", ONE)
     assert job.records[-1].data == ONE

@@ -23,20 +23,20 @@ def joining(*, armed: bool) -> Job:
     return job
 
 
-def test_those_of_the_pending_plan_are_stopped_too() -> None:
+def test_workers_of_the_pending_plan_are_stopped_too() -> None:
     job = joining(armed=True)
     job.lose("n2")
     assert set(job.orders(msg.Stop)) == {w("n0"), w("n1"), w("n3")}
 
 
-def test_the_stop_is_meant_for_those_that_have_swapped_already_as_well() -> None:
+def test_a_stop_has_the_pending_generation_for_workers_that_already_swapped() -> None:
     """A worker that has swapped is in generation 2, so it would ignore a Stop of generation 1 as stale."""
     job = joining(armed=True)
     job.lose("n2")
     assert {stop.generation for stop in job.orders(msg.Stop).values()} == {2}
 
 
-def test_a_step_may_take_longer_than_a_group_has_time_to_be_built() -> None:
+def test_a_long_step_does_not_void_an_armed_plan() -> None:
     job = joining(armed=True)
     assert not stops_within(job, 72.0)
     assert job.machine.record.pending is not None
@@ -53,14 +53,14 @@ def stops_within(job: Job, seconds: float) -> bool:
     return False
 
 
-def test_a_swap_that_does_not_come_for_steps_is_stopped() -> None:
+def test_members_are_stopped_if_the_swap_does_not_happen_for_several_steps() -> None:
     job = joining(armed=True)
     for step in (1, 2, 3):
         job.step(step)
     assert stops_within(job, 72.0)
 
 
-def test_nobody_was_silent_while_the_coordinator_was_away() -> None:
+def test_silence_during_a_coordinator_pause_expels_no_node() -> None:
     job = Job(report_timeout_s=2.0).start()
     job.step(1)
     job.lose("n2")
@@ -81,7 +81,7 @@ def test_a_swap_that_passed_before_a_stop_is_void() -> None:
     assert job.machine.record.plan.generation == 1
 
 
-def test_a_pending_group_of_the_coordinator_before_may_be_armed_and_is_not_simply_forgotten() -> None:
+def test_a_pending_plan_of_the_previous_coordinator_is_disarmed_before_it_is_void() -> None:
     job = joining(armed=False)
     job.boot(takeover=True)
     for node in NODES[:3]:
@@ -104,7 +104,7 @@ def disarmed(node: str = "n0", term: int = 1, generation: int = 2) -> msg.Disarm
     return msg.Disarmed(worker=w(node), term=term, generation=generation)
 
 
-def test_where_the_swap_passed_before_the_flags_were_down_its_plan_is_left_at_once() -> None:
+def test_members_stop_at_once_if_the_swap_passed_before_they_disarmed() -> None:
     job = disarming()
     job.say(applied(w("n0"), 1, 1, commit(1.0, msg.Flag.SWAP)))
     assert job.machine.record.plan is not None
@@ -114,7 +114,7 @@ def test_where_the_swap_passed_before_the_flags_were_down_its_plan_is_left_at_on
     assert job.orders(msg.Void) == {}
 
 
-def test_what_a_member_says_of_another_time_or_generation_proves_nothing() -> None:
+def test_a_disarmed_message_of_another_term_or_generation_is_ignored() -> None:
     job = disarming()
     for stale in (disarmed(term=0), disarmed(generation=1), disarmed(generation=3)):
         job.say(stale)
@@ -126,7 +126,7 @@ def test_what_a_member_says_of_another_time_or_generation_proves_nothing() -> No
     assert job.kinds == [], "one order is enough"
 
 
-def test_nobody_is_believed_who_was_not_asked() -> None:
+def test_an_unrequested_disarmed_message_is_ignored() -> None:
     job = joining(armed=True)
     job.say(disarmed())
     assert job.machine.record.pending is not None
@@ -137,7 +137,7 @@ def test_nobody_is_believed_who_was_not_asked() -> None:
     assert job.machine.record.pending is not None, "the worker is in no plan"
 
 
-def test_whoever_comes_again_meanwhile_the_flags_stay_down() -> None:
+def test_members_are_not_armed_again_when_a_joiner_reconnects_while_disarming() -> None:
     """Another Arm would make a member's earlier message about its flag outdated."""
     job = joining(armed=False)
     job.boot(takeover=True)
@@ -153,7 +153,7 @@ def test_whoever_comes_again_meanwhile_the_flags_stay_down() -> None:
     assert job.kinds == ["persist", *["Void"] * 4]
 
 
-def test_a_member_that_is_lost_meanwhile_is_a_failure_as_any_other() -> None:
+def test_a_member_lost_while_disarming_is_a_failure() -> None:
     job = disarming()
     job.lose("n2")
     assert set(job.orders(msg.Stop)) == {w("n0"), w("n1")}
@@ -164,7 +164,7 @@ def test_a_member_that_is_lost_meanwhile_is_a_failure_as_any_other() -> None:
     assert job.machine.record.pending is None
 
 
-def test_where_nobody_says_so_in_time_all_are_stopped() -> None:
+def test_all_members_are_stopped_if_none_disarms_in_time() -> None:
     job = disarming()
     for _ in range(31):
         for node in NODES[:3]:
@@ -173,7 +173,7 @@ def test_where_nobody_says_so_in_time_all_are_stopped() -> None:
     assert job.machine.context.interruption.stop is not None
 
 
-def test_a_report_for_another_stop_does_not_count() -> None:
+def test_a_report_for_another_stop_is_ignored() -> None:
     job = Job(nodes=2).start()
     job.step(1)
     job.say(msg.Complaint(worker=w("n0"), generation=1, detail="reset"))
@@ -189,7 +189,7 @@ def stand(node: str, at: int, **fields: object) -> msg.Report:
     return msg.Report(worker=w(node), term=1, generation=1, applied=at, step=at + 1, phase=Phase.COMPUTE, **fields)  # pyright: ignore[reportArgumentType]
 
 
-def test_who_still_has_to_go_forward_holds_the_experts_of_afterwards() -> None:
+def test_a_worker_that_will_go_forward_holds_the_next_experts() -> None:
     reports = {
         w("n0"): stand("n0", 5, state=msg.Holding(experts=b"now")),
         w("n1"): stand("n1", 4, result=msg.Holding(experts=b"next")),
@@ -198,7 +198,7 @@ def test_who_still_has_to_go_forward_holds_the_experts_of_afterwards() -> None:
     assert held_experts(forward, reports) == {w("n0"): b"now", w("n1"): b"next"}
 
 
-def test_only_gradients_of_the_step_that_is_done_again_are_kept() -> None:
+def test_only_gradients_of_the_repeated_step_are_kept() -> None:
     record = Record(schema=SCHEMA, job="job", term=1, micro_batches=4)
     members = tuple(msg.Member(worker=w(node), host="h", state_port=1) for node in ("n0", "n1"))
     plan = msg.GenerationPlan(term=1, generation=2, members=members)

@@ -42,7 +42,7 @@ def plan_of(generation: int, workers: tuple[str, ...], layout: Layout = SHARD_2)
 # ---- plans ----
 
 
-def test_a_plan_knows_its_units_by_the_roles_of_its_members() -> None:
+def test_a_plan_derives_its_replica_groups_from_roles() -> None:
     plan = plan_of(1, units_of("n0", "n1", places=4), FOUR)
     assert (plan.places, plan.units, plan.unit_of(5)) == (4, 2, 1)
     assert plan.unit_heads == (w("n0", 0), w("n1", 0))
@@ -52,7 +52,7 @@ def test_a_plan_knows_its_units_by_the_roles_of_its_members() -> None:
     assert b"role" not in msgspec.msgpack.encode(whole)
 
 
-def test_a_node_may_have_several_units() -> None:
+def test_a_node_may_have_several_replica_groups() -> None:
     workers = [w("n0", index) for index in (3, 0, 1, 2, 5)]
     assert whole_units(workers, 2) == [(w("n0", 2), w("n0", 3)), (w("n0", 0), w("n0", 1))]
     assert only_whole(workers, 2) == workers[:-1]
@@ -61,7 +61,7 @@ def test_a_node_may_have_several_units() -> None:
 
 
 @given(units=st.integers(1, 7), places=st.sampled_from([1, 2, 4]), micro_batches=st.integers(0, 30))
-def test_all_places_of_a_unit_have_its_share(units: int, places: int, micro_batches: int) -> None:
+def test_all_workers_of_a_replica_group_have_the_same_share(units: int, places: int, micro_batches: int) -> None:
     layout = {1: WHOLE, 2: SHARD_2, 4: FOUR}[places]
     plan = plan_of(1, units_of(*(f"n{unit}" for unit in range(units)), places=places), layout)
     shares = [share_of(plan, micro_batches, rank) for rank in range(len(plan.members))]
@@ -70,7 +70,7 @@ def test_all_places_of_a_unit_have_its_share(units: int, places: int, micro_batc
 
 
 @given(data=st.data(), before=st.integers(1, 6), after=st.integers(1, 6), places=st.sampled_from([1, 2]))
-def test_plans_and_shares_of_units_are_told_as_changes(
+def test_plans_and_shares_of_replica_groups_are_rebuilt_from_deltas(
     data: st.DataObject, before: int, after: int, places: int
 ) -> None:
     layout = SHARD_2 if places == 2 else WHOLE
@@ -92,14 +92,14 @@ def stand(worker: str, at: int | None, *summed: int, **fields: object) -> msg.Re
     return msg.Report(worker=worker, applied=at, step=(at or 0) + 1, summed=summed, **told)  # pyright: ignore[reportArgumentType]
 
 
-def test_a_unit_has_what_all_of_its_places_name() -> None:
+def test_a_replica_group_holds_the_gradients_that_all_its_workers_report() -> None:
     unit = units_of("n0")
     assert summed_by(unit, {unit[0]: stand(unit[0], 3, 0, 4), unit[1]: stand(unit[1], 3, 4)}) == (3, (4,))
     assert summed_by(unit, {unit[0]: stand(unit[0], 3, 0), unit[1]: stand(unit[1], 2, 0)}) == (None, ())
     assert summed_by(unit, {unit[0]: stand(unit[0], 3, 0)}) == (None, ())
 
 
-def test_begin_says_what_each_unit_keeps() -> None:
+def test_begin_contains_the_gradients_each_replica_group_keeps() -> None:
     plan = plan_of(2, units_of("n0", "n1", "n2"))
     reports = {
         one.worker: one
@@ -136,14 +136,14 @@ def decided(*reports: msg.Report, committed: int = 3) -> Verdict | NothingLeft:
     return decide(None, committed, reports, known, places=2)
 
 
-def test_a_step_goes_forward_where_a_whole_unit_is_ready() -> None:
+def test_a_step_goes_forward_if_a_complete_replica_group_is_ready() -> None:
     a, b = units_of("n0"), units_of("n1")
     verdict = decided(ready(a[0], 3), ready(a[1], 3), ready(b[0], 3), stand(b[1], 3))
     assert isinstance(verdict, Verdict)
     assert (verdict.decision.kind, verdict.decision.applied, verdict.holders) == (DecisionKind.FORWARD, 4, a)
 
 
-def test_a_step_that_no_whole_unit_can_finish_is_done_again() -> None:
+def test_a_step_is_repeated_if_no_complete_replica_group_can_finish_it() -> None:
     a, b = units_of("n0"), units_of("n1")
     one_role = decided(ready(a[0], 3), stand(a[1], 3), ready(b[0], 3), stand(b[1], 3))
     assert isinstance(one_role, Verdict)
@@ -153,7 +153,7 @@ def test_a_step_that_no_whole_unit_can_finish_is_done_again() -> None:
     assert mixed.decision.kind is DecisionKind.REDO, "a group that goes forward alone has neither state if others fail"
 
 
-def test_what_was_passed_goes_forward_by_whoever_can_of_each_role() -> None:
+def test_a_passed_step_goes_forward_by_one_worker_of_each_role() -> None:
     a, b = units_of("n0"), units_of("n1")
     passed = msg.PassedStep(step=4, commit=commit())
     verdict = decided(stand(a[0], 4, passed=passed), stand(a[1], 3), stand(b[0], 3), ready(b[1], 3))
@@ -161,14 +161,14 @@ def test_what_was_passed_goes_forward_by_whoever_can_of_each_role() -> None:
     assert (verdict.decision.kind, verdict.holders) == (DecisionKind.FORWARD, (a[0], b[1]))
 
 
-def test_a_role_without_a_live_copy_is_a_roll_back() -> None:
+def test_a_role_without_a_live_copy_causes_a_rollback() -> None:
     a, b = units_of("n0"), units_of("n1")
     verdict = decided(stand(a[0], 3), stand(a[1], None), stand(b[0], 3), stand(b[1], None))
     assert isinstance(verdict, Verdict)
     assert (verdict.decision.kind, verdict.decision.applied) == (DecisionKind.ROLLBACK, 2)
 
 
-def test_the_first_state_is_that_of_one_unit() -> None:
+def test_the_initial_state_is_that_of_one_replica_group() -> None:
     arrivals = [w("n0", 0), w("n1", 1), w("n1", 0)]
     verdict = decide(None, 0, [], [], arrivals, places=2)
     assert isinstance(verdict, Verdict)
@@ -221,7 +221,7 @@ class Units(Job):
         return self.machine.record.plan
 
 
-def test_a_unit_that_holds_the_first_state_sends_each_role_its_own() -> None:
+def test_the_replica_group_with_the_initial_state_sends_each_role_its_part() -> None:
     plan = Units(nodes=3).begin().plan
     assert plan.workers == units_of("n0", "n1", "n2")
     senders = {worker: plan.senders(worker) for worker in plan.sources}
@@ -233,7 +233,7 @@ def test_a_unit_that_holds_the_first_state_sends_each_role_its_own() -> None:
     }
 
 
-def test_one_process_takes_its_unit_with_it_and_is_told_of_once() -> None:
+def test_a_lost_process_removes_its_replica_group_and_is_reported_once() -> None:
     job = Units(nodes=2).begin()
     job.down(w("n0", 1))
     (failed,) = job.said(ev.FailureDetected)
@@ -251,7 +251,7 @@ def test_one_process_takes_its_unit_with_it_and_is_told_of_once() -> None:
     assert {worker: begin.kept for worker, begin in begins.items()} == {w("n1", 0): (), w("n1", 1): ()}
 
 
-def test_the_others_of_its_node_stay() -> None:
+def test_other_replica_groups_of_the_node_stay() -> None:
     job = Units(nodes=2, workers=4).begin()
     job.down(w("n0", 3))
     for worker in (*units_of("n0"), *units_of("n1", places=4)):
@@ -262,7 +262,7 @@ def test_the_others_of_its_node_stay() -> None:
     assert here == [*units_of("n0"), *units_of("n1", places=4)], "a plan contains only complete replica groups"
 
 
-def test_a_unit_is_taken_in_again_once_it_is_whole() -> None:
+def test_a_replica_group_rejoins_once_it_is_complete() -> None:
     job = Units(nodes=2).begin()
     job.down(w("n0", 1))
     job.stands(w("n1", 0), 0)
@@ -279,7 +279,7 @@ def test_a_unit_is_taken_in_again_once_it_is_whole() -> None:
     assert pending.workers == (*units_of("n1"), w("n0", 0, "b"), w("n0", 1, "b"))
 
 
-def test_a_process_that_was_gone_before_a_coordinator_came_takes_its_unit_with_it() -> None:
+def test_a_process_lost_during_a_takeover_removes_its_replica_group() -> None:
     job = Units(nodes=2).begin()
     job.boot(takeover=True)
     kept = (
@@ -292,7 +292,7 @@ def test_a_process_that_was_gone_before_a_coordinator_came_takes_its_unit_with_i
     assert len(job.said(ev.FailureDetected)) == 1
 
 
-def test_a_unit_that_was_started_anew_before_a_coordinator_came_is_taken_in() -> None:
+def test_a_replica_group_restarted_during_a_takeover_is_admitted() -> None:
     """The old replica group is only missing, so its loss must not remove workers of the new one."""
     job = Units(nodes=2).begin()
     job.boot(takeover=True)
@@ -311,7 +311,7 @@ def test_a_unit_that_was_started_anew_before_a_coordinator_came_is_taken_in() ->
     assert sorted(pending.workers) == sorted((*anew, *units_of("n1")))
 
 
-def test_a_script_that_raises_has_its_unit_replaced() -> None:
+def test_a_script_error_replaces_its_replica_group() -> None:
     job = Units(nodes=2).begin()
     error = msg.ScriptError(place="ValueError a.py:1", step=1, micro_batch=0)
     raised = msg.Raised(worker=w("n0", 0), generation=1, detail="ValueError: no", error=error, exit_code=1)
@@ -329,7 +329,7 @@ def raise_in(job: Units, worker: str) -> None:
 
 
 @pytest.mark.parametrize("late", ["raises", "reports"])
-def test_a_replica_group_that_raised_and_is_not_in_the_last_plan_counts_no_longer(late: str) -> None:
+def test_a_replica_group_that_raised_is_ignored_after_the_last_plan(late: str) -> None:
     """The other worker of n1 raised too. Its message came after the plan that saves, and was recorded by mistake."""
     job = Units(nodes=3).begin(saves=True)
     for worker in job.plan.workers:
@@ -351,7 +351,7 @@ def test_a_replica_group_that_raised_and_is_not_in_the_last_plan_counts_no_longe
 
 
 @pytest.mark.parametrize(("nodes", "saves", "told"), [(1, False, 1), (1, True, 0), (2, False, 0)])
-def test_one_replica_without_a_checkpoint_is_warned_of_once(nodes: int, saves: bool, told: int) -> None:
+def test_a_single_replica_without_checkpoints_is_reported_once(nodes: int, saves: bool, told: int) -> None:
     job = Units(nodes=nodes).begin(saves=saves)
     assert len([event for event in job.events if isinstance(event, ev.JobAtRisk)]) == told
     if nodes == 2:

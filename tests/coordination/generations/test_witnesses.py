@@ -14,7 +14,7 @@ PLACES = st.lists(
 
 
 @given(places=PLACES, wanted=st.integers(1, 12))
-def test_as_many_as_are_wanted_on_as_many_nodes_and_racks_as_can_be(places: list[tuple[str, str]], wanted: int) -> None:
+def test_witnesses_are_spread_over_the_most_nodes_and_racks(places: list[tuple[str, str]], wanted: int) -> None:
     rack_of = dict(places)
     places = [(node, rack_of[node]) for node, _ in places]
     chosen = choose_witnesses(places, wanted) if places else ()
@@ -26,7 +26,7 @@ def test_as_many_as_are_wanted_on_as_many_nodes_and_racks_as_can_be(places: list
     assert len({places[rank][1] or places[rank][0] for rank in chosen}) == min(wanted, len(racks))
 
 
-def test_in_a_small_job_all_are_witnesses_and_in_a_large_one_few() -> None:
+def test_all_workers_of_a_small_job_are_witnesses_and_few_of_a_large_one() -> None:
     def witnesses(nodes: int) -> int:
         plan = Job(nodes=nodes).start().machine.record.plan
         assert plan is not None

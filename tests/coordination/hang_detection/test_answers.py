@@ -7,14 +7,14 @@ import pytest
 from holdfast.coordination.hang_detection.pace import PATIENCE_S, WINDOW_S, AnswerTimes
 
 
-def test_nodes_are_waited_for_as_long_as_is_usual_on_a_quiet_machine() -> None:
+def test_the_answer_timeout_has_a_minimum() -> None:
     answers = AnswerTimes()
     assert answers.patience_s("a", 100.0) == PATIENCE_S
     answers.on_answer("a", 0.004, 100.0)
     assert answers.patience_s("a", 100.0) == PATIENCE_S
 
 
-def test_three_times_the_slowest_of_their_own_answers() -> None:
+def test_the_answer_timeout_is_three_times_a_nodes_slowest_answer() -> None:
     answers = AnswerTimes()
     for took_s in (0.05, 0.15, 0.02):
         answers.on_answer("a", took_s, 100.0)
@@ -22,13 +22,13 @@ def test_three_times_the_slowest_of_their_own_answers() -> None:
     assert answers.patience_s("b", 100.0) == PATIENCE_S
 
 
-def test_a_node_that_was_stopped_is_not_waited_for_so_long_again() -> None:
+def test_the_answer_timeout_is_bounded_after_a_stopped_node() -> None:
     answers = AnswerTimes()
     answers.on_answer("a", 3600.0, 100.0)
     assert answers.patience_s("a", 100.0) == pytest.approx(3 * PATIENCE_S)
 
 
-def test_a_load_that_is_over_is_forgotten() -> None:
+def test_slow_answers_are_forgotten_after_a_while() -> None:
     answers = AnswerTimes()
     answers.on_answer("a", 0.15, 100.0)
     assert answers.patience_s("a", 100.0 + 1.5 * WINDOW_S) == pytest.approx(0.45)
@@ -37,7 +37,7 @@ def test_a_load_that_is_over_is_forgotten() -> None:
     assert answers.patience_s("a", 200.0 + 5 * WINDOW_S) == PATIENCE_S
 
 
-def test_who_is_asked_no_more_is_forgotten() -> None:
+def test_answer_times_of_removed_nodes_are_forgotten() -> None:
     answers = AnswerTimes()
     answers.on_answer("a", 0.15, 100.0)
     answers.keep_nodes(frozenset({"b"}))

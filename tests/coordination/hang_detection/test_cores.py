@@ -40,18 +40,18 @@ def recorded(scale: float = 1.0) -> list[float]:
 
 
 @pytest.mark.parametrize("scale", [1.0, 1.5, 20.0])
-def test_a_worker_that_is_ready_and_gets_no_core_does_run(scale: float) -> None:
+def test_a_worker_that_is_ready_without_a_core_is_not_late(scale: float) -> None:
     assert STALLED_S < 0.34 * 1.5 - 0.055
     assert recorded(scale) == []
 
 
-def test_a_wait_counts_from_the_look_on_that_has_seen_it_begin() -> None:
+def test_a_core_wait_counts_from_the_first_sample_that_shows_it() -> None:
     cores, asleep, ready = CoreWaits(), ThreadClock(False, 5.0, 2.0), ThreadClock(True, 5.0, 2.0)
     looks = [(0.0, asleep), (0.1, ready), (0.2, ready), (0.3, ready)]
     assert [cores.measure(at, {1: clock})[1] for at, clock in looks] == pytest.approx([2.0, 2.0, 2.1, 2.2])
 
 
-def test_once_it_is_over_the_kernel_s_count_is_all_there_is() -> None:
+def test_after_a_core_wait_only_the_count_of_the_kernel_applies() -> None:
     cores = CoreWaits()
     cores.measure(0.0, {1: ThreadClock(True, 5.0, 2.0)})
     assert cores.measure(0.4, {1: ThreadClock(True, 5.0, 2.0)})[1] == pytest.approx(2.4)
@@ -59,7 +59,7 @@ def test_once_it_is_over_the_kernel_s_count_is_all_there_is() -> None:
     assert cores.measure(0.6, {1: ThreadClock(False, 5.01, 2.46)})[1] == pytest.approx(2.46)
 
 
-def test_who_runs_or_sleeps_waits_for_no_core() -> None:
+def test_a_running_or_sleeping_thread_does_not_wait_for_a_core() -> None:
     cores = CoreWaits()
     for look in range(5):  # an endless loop, and a lock that is never released
         spins, sleeps = ThreadClock(True, 5.0 + look / 10, 2.0), ThreadClock(False, 5.0, 2.0)

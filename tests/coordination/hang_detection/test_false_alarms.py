@@ -26,13 +26,13 @@ def times(seed: int) -> dict[str, list[float]]:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_nothing_is_taken_for_a_failure_where_nothing_fails(seed: int) -> None:
+def test_a_job_without_failures_raises_no_alarms(seed: int) -> None:
     found = PlayedSteps(times(seed), seed=seed).run(1500)
     assert found.alarms == []
     assert found.probes > 10  # evaluations and checkpoints lead to probes
 
 
-def test_a_micro_batch_that_takes_ten_times_as_long_ends_one_process_at_most() -> None:
+def test_each_slow_micro_batch_ends_at_most_one_process() -> None:
     slow = {(step, step % 8): 10.0 for step in range(100, 400, 100)}
     found = PlayedSteps(times(3), slow=slow).run(400)
     assert 0 < len(found.alarms) <= len(slow)
@@ -41,14 +41,14 @@ def test_a_micro_batch_that_takes_ten_times_as_long_ends_one_process_at_most() -
 
 @pytest.mark.parametrize("nodes", [(2,), (0, 1, 2, 3)], ids=["one", "all"])
 @pytest.mark.parametrize("times_as_long", [4.0, 12.0])
-def test_a_node_that_gets_other_work_beside_its_own_does_not_hang(nodes: tuple[int, ...], times_as_long: float) -> None:
+def test_other_load_on_a_node_raises_no_alarm(nodes: tuple[int, ...], times_as_long: float) -> None:
     """The limits come from a quiet machine, and the kernel counts a wait for a core only after it ends."""
     found = PlayedSteps(times(4), loaded=dict.fromkeys(nodes, (60, times_as_long))).run(160)
     assert found.alarms == []
 
 
 @pytest.mark.parametrize("load", [1.0, 4.0], ids=["quiet", "loaded"])
-def test_who_hangs_is_found_as_soon_on_a_loaded_node(load: float) -> None:
+def test_a_hang_on_a_loaded_node_is_detected_as_early(load: float) -> None:
     played = PlayedSteps(times(5), loaded={2: (60, load)}, hangs=(90, 2))
     (alarm, *_) = played.run(95).alarms
     assert "'applying' of step 90 for 0." in alarm

@@ -37,18 +37,18 @@ def look_until(watch: LateWatch, reading: Reading, start: float, end: float) -> 
     return told
 
 
-def test_while_nothing_is_known_who_takes_very_long_is_told_without_a_limit() -> None:
+def test_without_known_times_a_very_late_worker_is_reported_without_a_limit() -> None:
     (at, late), *_ = look_until(LateWatch(), COMPUTING, 100.0, 200.0)
     assert 0.0 < at - 100.0 - UNKNOWN_S < 0.2
     assert late.stand.limit_s == 0.0
 
 
 @pytest.mark.parametrize("activity", sorted(ENDLESS))
-def test_who_waits_for_others_is_never_late(activity: Activity) -> None:
+def test_a_worker_in_an_endless_activity_is_never_late(activity: Activity) -> None:
     assert look_until(LateWatch(), replace(COMPUTING, activity=activity), 100.0, 200.0) == []
 
 
-def test_who_is_late_is_told_within_a_look() -> None:
+def test_a_late_worker_is_reported_within_one_check_interval() -> None:
     (at, told), *_ = look_until(made(), COMPUTING, 100.03, 102.0)
     late = told.stand
     assert 100.0 + LIMIT_S < at < 100.0 + LIMIT_S + 0.03
@@ -57,13 +57,13 @@ def test_who_is_late_is_told_within_a_look() -> None:
     assert abs(late.limit_s - LIMIT_S) < 1e-6
 
 
-def test_it_is_told_again_where_it_lasts_ever_more_seldom() -> None:
+def test_a_late_worker_is_reported_again_at_growing_intervals() -> None:
     times = [late.stand.for_s / LIMIT_S for _, late in look_until(made(), COMPUTING, 100.0, 110.0)]
     assert len(times) > 3
     assert all(after >= REPORT_AGAIN * before * 0.99 for before, after in pairwise(times))
 
 
-def test_another_activity_begins_anew() -> None:
+def test_a_new_activity_restarts_the_limit() -> None:
     watch = made()
     assert len(look_until(watch, COMPUTING, 100.0, 100.6)) == 1
     following = replace(COMPUTING, micro_batch=3, since=100.6)
@@ -71,7 +71,7 @@ def test_another_activity_begins_anew() -> None:
     assert len(look_until(watch, following, 101.0, 101.2)) == 1
 
 
-def test_time_in_which_the_agent_did_not_run_counts_against_nobody() -> None:
+def test_time_in_which_the_agent_did_not_run_is_excluded() -> None:
     watch = made()
     watch.find_late(100.01, {ME: COMPUTING})
     assert watch.find_late(130.0, {ME: COMPUTING}) == []  # perhaps the whole machine was stopped
@@ -79,7 +79,7 @@ def test_time_in_which_the_agent_did_not_run_counts_against_nobody() -> None:
     assert len(look_until(watch, COMPUTING, 130.4, 130.6)) == 1
 
 
-def test_time_in_which_a_worker_had_no_core_counts_not() -> None:
+def test_time_in_which_a_worker_had_no_core_is_excluded() -> None:
     """The machine has four times as many busy threads as cores, but no process hangs."""
     watch, late = made(), []
     for look in range(-20, 200):
@@ -89,7 +89,7 @@ def test_time_in_which_a_worker_had_no_core_counts_not() -> None:
     assert 100.0 + 4 * LIMIT_S <= late[0] < 100.0 + 4 * LIMIT_S + 0.1
 
 
-def test_nor_does_time_in_which_another_thread_of_its_had_none() -> None:
+def test_time_in_which_another_thread_of_the_worker_had_no_core_is_excluded() -> None:
     """The other thread may hold the interpreter lock."""
     watch, late = made(), []
     for look in range(100):
@@ -99,7 +99,7 @@ def test_nor_does_time_in_which_another_thread_of_its_had_none() -> None:
     assert late == []
 
 
-def test_who_is_at_it_for_long_is_looked_at_closely_and_nobody_else() -> None:
+def test_only_a_worker_with_a_long_activity_is_watched_closely() -> None:
     watch, other = made(), "a/1/b"
     seen: list[frozenset[str]] = []
     for look in range(10):
@@ -110,34 +110,34 @@ def test_who_is_at_it_for_long_is_looked_at_closely_and_nobody_else() -> None:
     assert seen[5:] == [{ME}] * 5
 
 
-def test_a_thread_that_has_starved_before_anybody_looked_at_it_is_no_excuse() -> None:
+def test_starvation_before_the_first_check_is_not_excluded() -> None:
     watch = made()
     starved = replace(COMPUTING, others_starved_s={7: 50.0})
     (at, _), *_ = look_until(watch, starved, 100.0, 102.0)
     assert 100.0 + LIMIT_S < at < 100.0 + LIMIT_S + 0.03
 
 
-def test_a_process_that_follows_another_has_starved_for_less() -> None:
+def test_a_lower_starvation_time_of_a_new_activity_is_no_error() -> None:
     watch = made()
     assert look_until(watch, replace(COMPUTING, starved_s=50.0), 100.0, 100.3) == []
     (at, _), *_ = look_until(watch, replace(COMPUTING, since=100.3, starved_s=0.1), 100.3, 102.0)
     assert 100.3 + LIMIT_S < at < 100.3 + LIMIT_S + 0.03
 
 
-def test_who_waits_in_a_collective_is_not_late_while_it_looks() -> None:
+def test_a_worker_in_a_collective_is_not_late_while_it_polls() -> None:
     watch = made()
     for tenth in range(100):
         now = 100.0 + tenth / 10
         assert watch.find_late(now, {ME: replace(COMPUTING, waits_since=100.0, looked=now - 0.01)}) == []
 
 
-def test_who_waits_and_does_not_look_has_stalled() -> None:
+def test_a_waiting_worker_that_does_not_poll_has_stalled() -> None:
     (at, late), *_ = look_until(made(), replace(COMPUTING, waits_since=100.0, looked=100.1), 100.1, 101.0)
     assert late.stand.waits
     assert 100.1 + STALLED_S < at < 100.1 + STALLED_S + 0.03
 
 
-def test_a_page_that_says_nonsense_harms_nobody() -> None:
+def test_invalid_values_in_a_progress_page_are_harmless() -> None:
     watch = made()
     assert watch.find_late(100.0, {ME: replace(COMPUTING, since=1e300)}) == []
     watch.learn(2.0, {ME: COMPUTING}, {ME: ProgressAccount(totals={Activity.COMPUTE: Total(5, -1.0, 0.1)})})
@@ -145,14 +145,14 @@ def test_a_page_that_says_nonsense_harms_nobody() -> None:
     assert abs((watch.times.limit_s(Activity.COMPUTE, 4) or 0.0) - LIMIT_S) < 0.2
 
 
-def test_a_process_that_follows_another_counts_from_its_own_beginning() -> None:
+def test_the_totals_of_a_new_process_start_from_zero() -> None:
     watch = made()
     watch.learn(2.0, {ME: COMPUTING}, {ME: ProgressAccount(totals={Activity.COMPUTE: Total(2, 0.2, 0.1)})})
     watch.learn(3.0, {ME: COMPUTING}, {ME: ProgressAccount(totals={Activity.COMPUTE: Total(4, 0.4, 0.1)})})
     assert abs((watch.times.mean_s(Activity.COMPUTE, 4) or 0.0) - 0.1) < 1e-9
 
 
-def test_what_ended_while_the_world_changed_counts_for_none() -> None:
+def test_work_that_ended_while_the_world_size_changed_is_not_counted() -> None:
     watch = made()
     smaller = {ME: replace(COMPUTING, world=3)}
     watch.learn(2.0, smaller, {ME: ProgressAccount(totals={Activity.COMPUTE: Total(20, 9.0, 5.0)})})
@@ -161,7 +161,7 @@ def test_what_ended_while_the_world_changed_counts_for_none() -> None:
     assert abs((watch.times.mean_s(Activity.COMPUTE, 3) or 0.0) - 0.1) < 1e-9
 
 
-def test_it_looks_seldom_where_nothing_is_due() -> None:
+def test_checks_are_rare_if_no_worker_can_be_late_soon() -> None:
     watch = LateWatch()
     watch.learn(0.0, {ME: COMPUTING}, {ME: ProgressAccount()})
     watch.learn(1.0, {ME: COMPUTING}, {ME: ProgressAccount(totals={Activity.COMPUTE: Total(10, 300.0, 31.0)})})
@@ -169,7 +169,7 @@ def test_it_looks_seldom_where_nothing_is_due() -> None:
     assert watch.check_interval_s == 1.0
 
 
-def test_who_has_waited_for_others_is_not_late_for_that_when_it_goes_on() -> None:
+def test_time_waited_in_a_collective_is_excluded_when_work_resumes() -> None:
     """A worker probed between two collectives once counted as late because it had waited in the first one.
 
     It lost its process because of another worker's slow link."""
@@ -182,13 +182,13 @@ def test_who_has_waited_for_others_is_not_late_for_that_when_it_goes_on() -> Non
     assert [one.stand.for_s for one in late] == [pytest.approx(0.5, abs=0.021)]
 
 
-def test_it_learns_now_and_then() -> None:
+def test_times_are_learned_periodically() -> None:
     watch = made()
     assert not watch.is_learning_due(1.0 + LEARN_S / 2)
     assert watch.is_learning_due(1.0 + LEARN_S)
 
 
-def test_what_workers_take_is_told_now_and_then() -> None:
+def test_compute_times_are_reported_periodically() -> None:
     watch, told = LateWatch(), list[OwnTimes]()
     for number in range(1, 40):
         seconds = 0.1 * number + (0.5 if number > 30 else 0.0)
@@ -200,7 +200,7 @@ def test_what_workers_take_is_told_now_and_then() -> None:
 
 
 @pytest.mark.parametrize(("tell_s", "times"), [(2.0, 10), (0.5, 20)])
-def test_a_job_may_have_it_told_more_often(tell_s: float, times: int) -> None:
+def test_the_report_interval_of_compute_times_can_be_set(tell_s: float, times: int) -> None:
     watch, told = LateWatch(), list[OwnTimes]()
     watch.report_interval_s = tell_s
     for number in range(1, 21):
@@ -209,7 +209,7 @@ def test_a_job_may_have_it_told_more_often(tell_s: float, times: int) -> None:
     assert len(told) == times
 
 
-def test_a_worker_that_is_gone_is_not_told_of() -> None:
+def test_compute_times_of_a_lost_worker_are_not_reported() -> None:
     watch, totals = LateWatch(), {Activity.COMPUTE: Total(1, 0.1, 0.1)}
     watch.learn(0.0, {ME: COMPUTING}, {ME: ProgressAccount()})
     watch.learn(1.0, {ME: COMPUTING}, {ME: ProgressAccount(totals=totals)})
@@ -217,7 +217,7 @@ def test_a_worker_that_is_gone_is_not_told_of() -> None:
     assert watch.learn(OWN_TIMES_S + 1.0, {other: COMPUTING}, {other: ProgressAccount()}) == []
 
 
-def test_times_of_one_world_are_not_those_of_another() -> None:
+def test_times_are_learned_separately_for_each_world_size() -> None:
     watch = made()
     larger = replace(COMPUTING, world=8)
     watch.learn(2.0, {ME: larger}, {ME: ProgressAccount(totals={Activity.COMPUTE: Total(20, 51.0, 5.0)})})
@@ -235,12 +235,12 @@ def ends(watch: LateWatch, reading: Reading, until: float) -> list[tuple[float, 
     return [(late.stand.for_s, late.stand.limit_s) for late in reported if late.ended]
 
 
-def test_the_end_of_late_work_is_reported_with_how_long_it_took() -> None:
+def test_the_end_of_late_work_is_reported_with_its_duration() -> None:
     assert ends(made(), COMPUTING, 103.0) == [(pytest.approx(3.0, abs=0.001), pytest.approx(LIMIT_S))]
     assert ends(made(), COMPUTING, 100.4) == []
 
 
-def test_the_end_of_work_at_which_another_worker_was_ended_is_reported_if_it_takes_as_long() -> None:
+def test_slow_work_at_which_another_worker_was_killed_is_reported() -> None:
     """The limit here may be longer than on the node that ended its worker."""
     watch = made()
     watch.expect_end(WatchWork(step=5, activity=Activity.COMPUTE, micro_batch=2, for_s=0.3))
@@ -249,7 +249,7 @@ def test_the_end_of_work_at_which_another_worker_was_ended_is_reported_if_it_tak
     assert ends(watch, replace(COMPUTING, since=120.0, step=6), 120.4) == []
 
 
-def test_no_more_than_some_pieces_of_work_are_expected() -> None:
+def test_the_number_of_watched_work_items_is_bounded() -> None:
     watch = made()
     for step in range(5, 5 + MAX_EXPECTED + 1):
         watch.expect_end(WatchWork(step=step, activity=Activity.COMPUTE, micro_batch=2, for_s=0.3))
@@ -275,14 +275,14 @@ def first_time_s(first_s: float, done: int) -> float:
     return late[0].stand.limit_s
 
 
-def test_a_new_process_has_as_long_for_what_it_does_first_as_those_before_it() -> None:
+def test_the_first_work_of_a_new_process_has_the_limit_of_earlier_first_work() -> None:
     """A restarted worker that compiled in its first step (torch.compile) was once taken for a hung one."""
     assert first_time_s(20.0, done=0) == first_time_s(20.0, done=2) == 40.0
     assert first_time_s(20.0, done=3) < 2.0
     assert first_time_s(0.1, done=0) < 1.0
 
 
-def test_a_garbage_collection_is_not_work() -> None:
+def test_garbage_collection_time_is_excluded() -> None:
     """With a large heap, a collection takes a second on one worker at a time."""
     watch = made()
     look_until(watch, replace(COMPUTING, collected_s=7.0), 100.01, 100.1)

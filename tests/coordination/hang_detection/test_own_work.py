@@ -39,7 +39,7 @@ def counted(job: Job, work: SlowWork, step: int) -> list[str]:
     return told
 
 
-def test_a_node_that_keeps_its_share_is_given_ten_times_as_long_in_its_next_process(job: Job) -> None:
+def test_a_restarted_worker_has_ten_times_the_limit_for_the_same_work(job: Job) -> None:
     """It computes the same work again. With the old limit, a long sequence never finished and its node was removed."""
     work = SlowWork(job.machine.transaction)
     assert is_ended(work, late(w("n1"), 0.6))
@@ -51,7 +51,7 @@ def test_a_node_that_keeps_its_share_is_given_ten_times_as_long_in_its_next_proc
     assert is_ended(work, late(w("n1", "d"), 0.6, step=12))
 
 
-def test_a_worker_that_is_ended_is_named_with_the_limit_in_force(job: Job) -> None:
+def test_a_killed_worker_is_reported_with_the_limit_in_force(job: Job) -> None:
     """Messages once named the agent's limit, although ten times as much was allowed."""
     work = SlowWork(job.machine.transaction)
     assert [stand.limit_s for stand in work.exclude_slow_work([late(w("n1"), 0.6)])] == [0.5]
@@ -68,7 +68,7 @@ def ended_at(work: SlowWork, *, step: int, limit_s: float) -> None:
     assert is_ended(work, late(w("n3"), limit_s + 0.1, step=step, micro_batch=0))
 
 
-def test_the_limit_covers_what_slow_work_took_in_the_end(job: Job) -> None:
+def test_the_limit_covers_the_full_duration_of_slow_work(job: Job) -> None:
     """When the limit was learned at the time of suspicion, a 3 s sample cost a process per epoch and finally a node."""
     work = SlowWork(job.machine.transaction)
     assert is_ended(work, late(w("n1"), 0.6))
@@ -84,7 +84,7 @@ def test_the_limit_covers_what_slow_work_took_in_the_end(job: Job) -> None:
     ended_at(work, step=14, limit_s=0.5)
 
 
-def test_a_lone_survivor_that_needs_as_long_clears_the_worker_that_was_ended(job: Job) -> None:
+def test_equally_slow_work_on_a_lone_survivor_clears_the_killed_worker(job: Job) -> None:
     """No worker waits for it, and it may be within its own limit: with two nodes nothing was once learned."""
     work = SlowWork(job.machine.transaction)
     assert work.record_kill(late(w("n1"), 0.6), "late")
@@ -93,7 +93,7 @@ def test_a_lone_survivor_that_needs_as_long_clears_the_worker_that_was_ended(job
     ended_at(work, step=12, limit_s=1.5)
 
 
-def test_the_same_node_clears_itself_if_its_next_process_needs_as_long(job: Job) -> None:
+def test_equally_slow_work_of_its_next_process_clears_a_node(job: Job) -> None:
     work = SlowWork(job.machine.transaction)
     assert is_ended(work, late(w("n1"), 0.6))
     assert work.record_kill(late(w("n1"), 0.6), "late")
@@ -102,7 +102,7 @@ def test_the_same_node_clears_itself_if_its_next_process_needs_as_long(job: Job)
     assert counted(job, work, 11) == []
 
 
-def test_a_kill_counts_if_nobody_needed_as_long(job: Job) -> None:
+def test_a_kill_counts_if_no_other_worker_needed_as_long(job: Job) -> None:
     work = SlowWork(job.machine.transaction)
     for _ in range(2):  # the order is repeated until the agent obeys
         assert work.record_kill(late(w("n1"), 0.6), "late")
@@ -127,14 +127,14 @@ def test_a_verdict_waits_for_the_report_of_slow_work(job: Job) -> None:
     assert counted(job, work, 11) == []
 
 
-def test_what_waits_or_is_stopped_is_not_on_trial(job: Job) -> None:
+def test_a_worker_killed_while_entering_is_not_on_trial(job: Job) -> None:
     work = SlowWork(job.machine.transaction)
     entering = ThreadActivity(worker=w("n1"), generation=1, step=11, activity=Activity.ENTERING, for_s=9.0, limit_s=0.5)
     assert not work.record_kill(entering, "late")
     assert is_ended(work, entering)
 
 
-def test_work_that_is_slow_once_an_hour_is_remembered_for_longer(job: Job) -> None:
+def test_repeatedly_slow_work_is_remembered_for_longer(job: Job) -> None:
     """Otherwise it would cost a process each time."""
     work = SlowWork(job.machine.transaction)
     for step in (11, 12):
@@ -146,7 +146,7 @@ def test_work_that_is_slow_once_an_hour_is_remembered_for_longer(job: Job) -> No
     ended_at(work, step=14, limit_s=0.5)
 
 
-def test_it_may_take_longer_at_that_alone(job: Job) -> None:
+def test_a_raised_limit_applies_only_to_the_same_activity(job: Job) -> None:
     work = SlowWork(job.machine.transaction)
     assert is_ended(work, late(w("n1"), 0.6))
     assert not is_ended(work, late(w("n2"), 5.0))
@@ -154,7 +154,7 @@ def test_it_may_take_longer_at_that_alone(job: Job) -> None:
     assert is_ended(work, applying)
 
 
-def test_the_places_that_are_remembered_are_bounded(job: Job) -> None:
+def test_the_number_of_remembered_kills_is_bounded(job: Job) -> None:
     work = SlowWork(job.machine.transaction)
     for step in range(5000):
         work.record_kill(late(w("n1"), 0.6, step=11 + step), "late")

@@ -20,12 +20,12 @@ def trained(steps: int) -> Pace:
     return pace
 
 
-def test_three_steps_say_how_long_one_takes_two_do_not() -> None:
+def test_the_mean_step_time_is_known_after_three_full_steps() -> None:
     assert trained(3).mean_s is None  # the first step begins before all are known to have entered
     assert trained(4).mean_s == STEP_S
 
 
-def test_it_is_asked_after_one_and_a_half_steps_a_stopped_process_is_late_after_two_and_all_are_after_three() -> None:
+def test_the_probe_and_the_deadlines_follow_multiples_of_the_step_time() -> None:
     pace, last = trained(10), 10 * STEP_S
     assert not pace.should_ask(last + 1.5 * STEP_S)
     assert pace.should_ask(last + 1.5 * STEP_S + PROBE_FLOOR_S + 0.01)
@@ -33,7 +33,7 @@ def test_it_is_asked_after_one_and_a_half_steps_a_stopped_process_is_late_after_
     assert pace.overdue_at == pytest.approx(last + 3.0 * STEP_S + PROBE_FLOOR_S)
 
 
-def test_the_first_steps_are_overdue_after_as_long_as_anything_unknown() -> None:
+def test_the_first_steps_have_the_limit_of_unknown_work() -> None:
     pace = trained(0)
     assert not pace.should_ask(UNKNOWN_S + 1.0)
     assert pace.overdue_at == pace.stopped_at == UNKNOWN_S
@@ -42,7 +42,7 @@ def test_the_first_steps_are_overdue_after_as_long_as_anything_unknown() -> None
     assert pace.together_s == TOGETHER_S
 
 
-def test_a_coordinator_that_was_away_takes_no_outage_for_a_slow_step() -> None:
+def test_an_outage_of_the_coordinator_does_not_count_as_a_slow_step() -> None:
     pace = trained(10)
     pace.restart_waiting(100.0)
     assert not pace.should_ask(100.1)

@@ -82,14 +82,14 @@ def down(worker: str, why: str) -> msg.WorkerDown:
     return msg.WorkerDown(worker=worker, kind=FailureKind.HANG, detail=why, exit_code=-9)
 
 
-def test_nobody_is_asked_while_steps_come() -> None:
+def test_no_probe_is_sent_while_steps_are_committed() -> None:
     job = trained()
     assert not any(isinstance(event, ev.FailureDetected) for event in job.events)
     job.tick(STEP_S)
     assert job.sent(Probe) == []
 
 
-def test_who_is_late_while_others_wait_is_ended_and_told_of_with_where_it_stood() -> None:
+def test_a_late_worker_is_killed_and_reported_with_its_activity() -> None:
     job = trained()
     job.tell("n1", Late(stand=stand("n1")))
     (probe, *_) = job.sent(Probe)
@@ -103,7 +103,7 @@ def test_who_is_late_while_others_wait_is_ended_and_told_of_with_where_it_stood(
     assert job.orders(msg.Stop).keys() == {w(node) for node in ("n0", "n2", "n3")}
 
 
-def test_the_kill_of_a_worker_at_its_own_work_is_on_trial_and_all_nodes_watch_that_work() -> None:
+def test_a_kill_at_own_work_is_on_trial_and_all_nodes_watch_that_work() -> None:
     job = trained()
     job.tell("n1", Late(stand=stand("n1")))
     (probe, *_) = job.sent(Probe)
@@ -118,7 +118,7 @@ def test_the_kill_of_a_worker_at_its_own_work_is_on_trial_and_all_nodes_watch_th
     assert job.sent(Probe) == []
 
 
-def test_nothing_is_done_until_all_have_answered_that_do() -> None:
+def test_no_worker_is_killed_before_all_nodes_have_answered() -> None:
     job = trained()
     probe = asked(job)
     assert answer(job, probe, stand("n1"), waiting_activity("n0"), waiting_activity("n2")) == []
@@ -128,7 +128,7 @@ def test_nothing_is_done_until_all_have_answered_that_do() -> None:
     assert end.worker == w("n1")
 
 
-def test_who_becomes_late_after_all_have_answered_is_found_at_once() -> None:
+def test_a_worker_that_becomes_late_after_the_answers_is_killed_at_once() -> None:
     job = trained()
     probe = asked(job)
     assert (
@@ -141,7 +141,7 @@ def test_who_becomes_late_after_all_have_answered_is_found_at_once() -> None:
     assert [end.worker for end in job.sent(EndHung)] == [w("n1")]
 
 
-def test_an_answer_to_another_question_counts_for_nothing() -> None:
+def test_an_answer_to_an_earlier_probe_is_ignored() -> None:
     job = trained()
     old = asked(job)
     probe = asked(job)
@@ -149,7 +149,7 @@ def test_an_answer_to_another_question_counts_for_nothing() -> None:
     assert answer(job, old, stand("n1"), waiting_activity("n0"), waiting_activity("n2"), waiting_activity("n3")) == []
 
 
-def test_a_node_speaks_for_its_own_workers_alone() -> None:
+def test_a_node_can_report_only_its_own_workers() -> None:
     job = trained()
     job.tell("n0", Late(stand=stand("n1")))
     assert job.sent(Probe) == []
@@ -158,7 +158,7 @@ def test_a_node_speaks_for_its_own_workers_alone() -> None:
     assert answer(job, probe, waiting_activity("n1"), waiting_activity("n2"), waiting_activity("n3")) == []
 
 
-def test_an_agent_that_does_not_obey_is_told_again() -> None:
+def test_the_kill_order_is_repeated_if_the_agent_does_not_obey() -> None:
     job = trained()
     others = [waiting_activity("n0"), waiting_activity("n2"), waiting_activity("n3")]
     assert len(answer(job, asked(job), stand("n1"), *others)) == 1
@@ -170,7 +170,7 @@ def test_an_agent_that_does_not_obey_is_told_again() -> None:
     assert len(ended) == 1
 
 
-def test_a_silent_node_that_others_wait_for_is_given_up_long_before_its_lease_runs_out() -> None:
+def test_a_silent_node_that_others_wait_for_fails_before_its_lease_expires() -> None:
     job = trained()
     begun, probe = job.now, asked(job)
     answer(job, probe, waiting_activity("n0"), waiting_activity("n1"), waiting_activity("n2"))
@@ -186,7 +186,7 @@ def test_a_silent_node_that_others_wait_for_is_given_up_long_before_its_lease_ru
 
 
 @pytest.mark.parametrize(("took_s", "least_s", "most_s"), [(0.01, 0.2, 0.75), (0.15, 0.45, 0.95)])
-def test_a_node_whose_answers_take_long_is_waited_for_longer(took_s: float, least_s: float, most_s: float) -> None:
+def test_a_node_with_slow_answers_has_a_longer_timeout(took_s: float, least_s: float, most_s: float) -> None:
     """The machine of the node is loaded."""
     job, others = trained(), (waiting_activity("n0"), waiting_activity("n1"), waiting_activity("n2"))
     probe = asked(job)
@@ -205,7 +205,7 @@ def test_a_node_whose_answers_take_long_is_waited_for_longer(took_s: float, leas
     assert job.now - since >= least_s
 
 
-def test_a_node_that_says_anything_lives() -> None:
+def test_any_message_shows_that_a_node_is_alive() -> None:
     job = trained()
     probe = asked(job)
     answer(job, probe, waiting_activity("n0"), waiting_activity("n1"), waiting_activity("n2"))
@@ -216,7 +216,7 @@ def test_a_node_that_says_anything_lives() -> None:
     assert not any(isinstance(event, ev.FailureDetected) for event in job.events)
 
 
-def test_what_a_coordinator_has_not_read_in_time_speaks_against_nobody() -> None:
+def test_a_late_tick_of_the_coordinator_does_not_fail_a_node() -> None:
     job = trained()
     probe = asked(job)
     answer(job, probe, waiting_activity("n0"), waiting_activity("n1"), waiting_activity("n2"))
@@ -224,7 +224,7 @@ def test_what_a_coordinator_has_not_read_in_time_speaks_against_nobody() -> None
     assert not job.said(ev.FailureDetected)
 
 
-def test_where_all_wait_for_each_other_they_look_around_once() -> None:
+def test_workers_check_their_peers_once_if_all_wait_for_each_other() -> None:
     job = trained()
     looks = 0
     for _ in range(4):
@@ -234,7 +234,7 @@ def test_where_all_wait_for_each_other_they_look_around_once() -> None:
     assert looks == 1
 
 
-def test_who_cannot_be_reached_by_the_others_is_out_after_the_first_look() -> None:
+def test_a_node_unreachable_for_its_peers_fails_after_the_first_check() -> None:
     job = trained()
     while not job.orders(msg.LookAround):
         answer(job, asked(job), *map(waiting_activity, NODES))
@@ -246,7 +246,7 @@ def test_who_cannot_be_reached_by_the_others_is_out_after_the_first_look() -> No
     assert failed.node == "n2"
 
 
-def test_where_all_reach_each_other_the_same_try_again() -> None:
+def test_the_same_members_retry_if_all_reach_each_other() -> None:
     job = trained()
     while not job.orders(msg.LookAround):
         answer(job, asked(job), *map(waiting_activity, NODES))
@@ -267,7 +267,7 @@ def hang_of(job: Job, node: str, others: tuple[str, ...], **fields: object) -> l
     return answer(job, probes[0], late, *map(waiting_activity, others)) if probes else []
 
 
-def test_late_at_the_same_micro_batch_on_a_second_node_it_is_the_work() -> None:
+def test_a_second_node_late_at_the_same_micro_batch_raises_the_limit() -> None:
     job = trained()
     (end,) = hang_of(job, "n1", ("n0", "n2", "n3"))
     job.tell("n1", down(w("n1"), end.why))
@@ -285,7 +285,7 @@ def test_late_at_the_same_micro_batch_on_a_second_node_it_is_the_work() -> None:
     assert len([event for event in job.events if isinstance(event, ev.LimitRaised)]) == 1
 
 
-def test_two_that_are_late_at_the_same_place_at_once_do_the_same() -> None:
+def test_two_workers_late_at_the_same_activity_raise_the_limit() -> None:
     job = trained()
     script = {"activity": Activity.SCRIPT, "micro_batch": None, "for_s": 5.0}
     both = stand("n0", **script), stand("n1", **script)
@@ -293,7 +293,7 @@ def test_two_that_are_late_at_the_same_place_at_once_do_the_same() -> None:
     assert {event.node for event in job.events if isinstance(event, ev.LimitRaised)} == {"n0", "n1"}
 
 
-def test_where_several_are_late_at_once_they_are_given_three_times_as_long() -> None:
+def test_several_late_workers_have_three_times_the_limit() -> None:
     job = trained()
     both = stand("n0", micro_batch=1), stand("n1", micro_batch=2)
     assert answer(job, asked(job), *both, waiting_activity("n2"), waiting_activity("n3")) == []
@@ -301,7 +301,7 @@ def test_where_several_are_late_at_once_they_are_given_three_times_as_long() -> 
     assert len(answer(job, asked(job), *far, waiting_activity("n2"), waiting_activity("n3"))) == 2
 
 
-def test_a_script_that_was_ended_once_between_its_steps_has_ten_times_as_long_the_next_time() -> None:
+def test_a_script_killed_between_steps_has_ten_times_the_limit_the_next_time() -> None:
     job = trained()
     script = {"activity": Activity.SCRIPT, "micro_batch": None}
     assert len(answer(job, asked(job), stand("n1", **script), *map(waiting_activity, ("n0", "n2", "n3")))) == 1
@@ -310,7 +310,7 @@ def test_a_script_that_was_ended_once_between_its_steps_has_ten_times_as_long_th
         assert len(answer(job, asked(job), late, *map(waiting_activity, ("n0", "n1", "n3")))) == ended
 
 
-def test_a_member_whose_process_is_stopped_does_not_keep_the_others_waiting_for_its_report() -> None:
+def test_a_stopped_member_that_does_not_report_is_killed() -> None:
     job = trained()
     job.lose("n0")
     for node in ("n1", "n2"):
@@ -325,7 +325,7 @@ def test_a_member_whose_process_is_stopped_does_not_keep_the_others_waiting_for_
     assert end.worker == w("n3")
 
 
-def test_a_stopped_process_is_ended_after_two_steps_for_it_will_not_go_on_by_itself() -> None:
+def test_a_stopped_process_is_killed_after_two_steps() -> None:
     job = trained()
     begin, stopped = job.now, stand("n3", for_s=0.1, stopped=True)
     assert (
@@ -336,7 +336,7 @@ def test_a_stopped_process_is_ended_after_two_steps_for_it_will_not_go_on_by_its
     assert 2.0 * STEP_S < job.now - begin < 3.0 * STEP_S
 
 
-def test_a_worker_in_the_middle_of_its_optimizer_s_step_may_keep_them_waiting() -> None:
+def test_a_worker_in_its_optimizer_step_is_not_killed_while_others_wait() -> None:
     job = trained()
     job.lose("n0")
     for node in ("n1", "n2"):
@@ -347,7 +347,7 @@ def test_a_worker_in_the_middle_of_its_optimizer_s_step_may_keep_them_waiting() 
     assert answer(job, probes[0], waiting_activity("n1"), waiting_activity("n2"), applying) == []
 
 
-def test_who_stands_still_in_the_first_step_is_ended_and_the_next_one_is_given_more_time() -> None:
+def test_a_worker_late_in_the_first_step_is_killed_and_the_limit_grows() -> None:
     job = trained(0)
     for name, at_s, ended in (("n1", 31.0, True), ("n2", 31.0, False), ("n2", 301.0, True)):
         late = stand(name, step=1, for_s=at_s, limit_s=0.0, micro_batch=int(name[1:]))
@@ -358,7 +358,7 @@ def test_who_stands_still_in_the_first_step_is_ended_and_the_next_one_is_given_m
         assert bool(answer(job, probe, late, *others)) == ended
 
 
-def test_a_first_step_in_which_all_wait_is_not_taken_for_the_network() -> None:
+def test_a_first_step_in_which_all_wait_causes_no_peer_check() -> None:
     job = trained(0)
     for _ in range(50):
         job.tick(1.0)
@@ -368,7 +368,7 @@ def test_a_first_step_in_which_all_wait_is_not_taken_for_the_network() -> None:
             assert job.orders(msg.LookAround) == {}
 
 
-def test_in_a_first_step_in_which_all_wait_for_two_minutes_they_look_around() -> None:
+def test_workers_check_their_peers_if_all_wait_two_minutes_in_the_first_step() -> None:
     job = trained(0)
     probes: list[Probe] = []
     while not probes:
@@ -382,7 +382,7 @@ def test_in_a_first_step_in_which_all_wait_for_two_minutes_they_look_around() ->
     assert job.orders(msg.LookAround)
 
 
-def test_without_its_key_nobody_is_asked() -> None:
+def test_no_probe_is_sent_if_the_setting_is_off() -> None:
     job = Job(nodes=4)
     job.spec = msgspec.structs.replace(job.spec, experiments=msgspec.structs.replace(job.spec.experiments, watch=False))
     job.start()
@@ -405,7 +405,7 @@ def story_of(job: Job, **stacks: str) -> ev.StacksTaken:
     return story
 
 
-def test_it_is_kept_where_everybody_was_when_something_hung() -> None:
+def test_stacks_of_all_workers_are_recorded_after_a_hang() -> None:
     job = trained()
     answer(job, asked(job), stand("n1"), *map(waiting_activity, ("n0", "n2", "n3")))
     story = story_of(job, n0="in wait\n", n1="in load\nin main\n", n2="in wait\n", n3="in wait\n")
@@ -422,14 +422,14 @@ def test_it_is_kept_where_everybody_was_when_something_hung() -> None:
     assert story.missing == 0
 
 
-def test_agents_are_asked_for_stacks_before_a_worker_is_ended() -> None:
+def test_stacks_are_requested_before_a_worker_is_killed() -> None:
     job = trained()
     answer(job, asked(job), stand("n1"), *map(waiting_activity, ("n0", "n2", "n3")))
     sent = [type(i.message) for i in job.last if isinstance(i, Send | Broadcast)]
     assert sent.index(TakeStacks) < sent.index(EndHung)
 
 
-def test_who_does_not_say_where_it_is_does_not_keep_the_story_from_being_told() -> None:
+def test_stacks_are_recorded_after_a_timeout_without_all_answers() -> None:
     job = trained()
     answer(job, asked(job), stand("n1"), *map(waiting_activity, ("n0", "n2", "n3")))
     job.tick(0.5)
@@ -440,7 +440,7 @@ def test_who_does_not_say_where_it_is_does_not_keep_the_story_from_being_told() 
     assert len(story.workers) == 4
 
 
-def test_of_very_many_workers_the_suspects_and_some_more_are_asked_and_told_of() -> None:
+def test_stacks_of_a_very_large_job_are_limited_and_include_the_suspects() -> None:
     turn = trained().machine.transaction
     stories, stands = StackDumps(turn), {w(f"m{n}"): stand(f"m{n}") for n in range(MAX_WORKERS)}
     stands |= {w(name): stand(name) for name in NODES}
@@ -457,7 +457,7 @@ def test_of_very_many_workers_the_suspects_and_some_more_are_asked_and_told_of()
 
 
 @pytest.mark.parametrize("nonsense", [float("nan"), float("inf"), -1.0])
-def test_times_that_are_none_never_come_in(nonsense: float) -> None:
+def test_invalid_times_are_refused_at_decoding(nonsense: float) -> None:
     late = Late(stand=msgspec.structs.replace(stand("n1"), limit_s=nonsense))
     with pytest.raises(msgspec.ValidationError, match="limit_s"):
         msgspec.msgpack.decode(msgspec.msgpack.encode(late), type=Late)

@@ -48,7 +48,7 @@ def report_compute_times(
     return [event for event in job.events[before:] if isinstance(event, ev.StragglerFound)]
 
 
-def test_a_person_is_told_once_with_the_command_and_nothing_is_done() -> None:
+def test_with_ask_a_straggler_is_reported_once_with_the_command() -> None:
     job = started("ask", "s0")
     assert report_compute_times(job, "", 20) == []
     (found,) = report_compute_times(job, "n1", 20)
@@ -60,12 +60,12 @@ def test_a_person_is_told_once_with_the_command_and_nothing_is_done() -> None:
     assert len(report_compute_times(job, "n1", 2)) == 1, "the node is still slow"
 
 
-def test_off_is_off() -> None:
+def test_with_off_no_straggler_is_reported() -> None:
     job = started("off", "s0")
     assert report_compute_times(job, "n1", 40) == []
 
 
-def test_a_standby_takes_its_place_and_it_takes_nobody_s_while_another_can() -> None:
+def test_a_standby_replaces_a_straggler_that_is_the_last_choice_as_standby() -> None:
     job = started("move", "s0")
     report_compute_times(job, "", 20)
     (found,) = report_compute_times(job, "n1", 20)
@@ -92,7 +92,7 @@ def test_a_standby_takes_its_place_and_it_takes_nobody_s_while_another_can() -> 
     assert "n1" in {member.node for member in plan.members}, "a slow node is better than none"
 
 
-def test_it_is_moved_as_soon_as_a_standby_is_warm_though_it_was_told_of_lately() -> None:
+def test_a_reported_straggler_is_moved_as_soon_as_a_standby_is_warm() -> None:
     job = started("move")
     report_compute_times(job, "", 20)
     assert [found.action for found in report_compute_times(job, "n1", 40)] == ["told"], "once"
@@ -101,7 +101,7 @@ def test_it_is_moved_as_soon_as_a_standby_is_warm_though_it_was_told_of_lately()
     assert [(one.node, one.stays) for one in job.machine.record.leaving] == [("n1", True)]
 
 
-def test_without_a_standby_it_is_told_why_it_cannot_be() -> None:
+def test_without_a_standby_the_report_contains_the_reason() -> None:
     job = started("move")
     report_compute_times(job, "", 20)
     (found,) = report_compute_times(job, "n1", 20)
@@ -133,7 +133,7 @@ def take_effect(job: Job, step: int) -> int:
     return pending.generation
 
 
-def test_where_nobody_takes_its_place_it_computes_fewer_until_it_is_fast_again() -> None:
+def test_without_a_standby_a_straggler_computes_fewer_micro_batches() -> None:
     job = started("move")
     report_compute_times(job, "", 20)
     (found,) = report_compute_times(job, "n1", 20, factor=3.0)
@@ -151,7 +151,7 @@ def test_where_nobody_takes_its_place_it_computes_fewer_until_it_is_fast_again()
     assert job.machine.record.relieved == {}
 
 
-def test_that_it_computes_fewer_outlives_a_failure_of_another() -> None:
+def test_a_straggler_computes_fewer_micro_batches_after_another_node_fails() -> None:
     job = started("move")
     report_compute_times(job, "", 20)
     report_compute_times(job, "n1", 20, factor=3.0)
@@ -165,7 +165,7 @@ def test_that_it_computes_fewer_outlives_a_failure_of_another() -> None:
     assert dict(zip((member.node for member in plan.members), plan.counts, strict=True)) == {"n1": 1, "n2": 5}
 
 
-def test_a_coordinator_that_comes_later_takes_it_as_slow_until_it_shows_otherwise() -> None:
+def test_a_recorded_straggler_stays_slow_until_measured_fast() -> None:
     slow = SlowNodes()
     slow.keep_nodes(NODES, {"n1": 3.0, "gone": 2.0})
     assert slow.slow_nodes == {"n1": 3.0}
@@ -179,7 +179,7 @@ def test_a_coordinator_that_comes_later_takes_it_as_slow_until_it_shows_otherwis
     assert slow.slow_nodes == {}
 
 
-def test_it_is_moved_although_it_computes_fewer_once_a_standby_is_warm() -> None:
+def test_a_straggler_with_fewer_micro_batches_is_moved_once_a_standby_is_warm() -> None:
     job = started("move")
     report_compute_times(job, "", 20)
     report_compute_times(job, "n1", 20, factor=3.0)
@@ -189,7 +189,7 @@ def test_it_is_moved_although_it_computes_fewer_once_a_standby_is_warm() -> None
     assert counts(job) == (3, 1, 2), "it computes fewer until it leaves"
 
 
-def test_nothing_is_divided_anew_where_no_step_is_shorter_then() -> None:
+def test_micro_batches_are_not_redistributed_if_no_step_gets_shorter() -> None:
     job = started("move")
     report_compute_times(job, "", 20)
     (found,) = report_compute_times(job, "n1", 20, factor=1.2)
@@ -197,7 +197,7 @@ def test_nothing_is_divided_anew_where_no_step_is_shorter_then() -> None:
     assert job.machine.record.pending is None
 
 
-def test_what_was_found_does_not_count_where_a_coordinator_is_to_do_nothing_about_it() -> None:
+def test_recorded_stragglers_are_ignored_if_the_policy_is_off() -> None:
     job = started("move")
     report_compute_times(job, "", 20)
     report_compute_times(job, "n1", 20, factor=3.0)

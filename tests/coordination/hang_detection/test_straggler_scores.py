@@ -22,7 +22,7 @@ def scores(stragglers: WorkerTimes) -> dict[str, float]:
     return {pace.worker: pace.score for pace in stragglers.paces(map(w, NODES))}
 
 
-def test_each_is_compared_with_the_others_median() -> None:
+def test_a_worker_is_compared_with_the_median_of_the_others() -> None:
     stragglers = WorkerTimes()
     for node, seconds in zip(NODES, (0.125, 0.5, 0.25, 0.125), strict=True):
         stragglers.on_own_times(node, times(node, seconds))
@@ -30,7 +30,7 @@ def test_each_is_compared_with_the_others_median() -> None:
     assert [pace.worker for pace in stragglers.paces(map(w, NODES))][:2] == [w("n1"), w("n2")]
 
 
-def test_links_are_compared_by_how_long_the_same_takes() -> None:
+def test_links_are_compared_by_transfer_time() -> None:
     stragglers = WorkerTimes()
     for node, seconds in zip(NODES, (0.125, 0.5, 0.25, 0.0), strict=True):
         stragglers.on_own_times(node, times(node, seconds))
@@ -39,7 +39,7 @@ def test_links_are_compared_by_how_long_the_same_takes() -> None:
     assert [link.score for link in links] == pytest.approx([0.5 / 0.1875, 0.25 / 0.3125, 0.125 / 0.375])
 
 
-def test_of_two_each_is_compared_with_the_other_and_one_alone_with_nobody() -> None:
+def test_two_workers_are_compared_with_each_other_and_one_alone_has_no_score() -> None:
     stragglers = WorkerTimes()
     stragglers.on_own_times("n0", times("n0", 1.0))
     assert scores(stragglers) == {}
@@ -47,7 +47,7 @@ def test_of_two_each_is_compared_with_the_other_and_one_alone_with_nobody() -> N
     assert scores(stragglers) == {w("n0"): 0.5, w("n1"): 2.0}
 
 
-def test_a_node_tells_of_its_own_workers_alone_and_the_newest_word_counts() -> None:
+def test_only_a_nodes_own_newest_times_count() -> None:
     stragglers = WorkerTimes()
     stragglers.on_own_times("n0", times("n1", 9.0))
     stragglers.on_own_times("n0", OwnTimes(compute_s={w("n0"): 1.0, w("n2"): 9.0}, slow={}, link_bytes_per_s={}))
@@ -58,14 +58,14 @@ def test_a_node_tells_of_its_own_workers_alone_and_the_newest_word_counts() -> N
     assert scores(stragglers) == {}
 
 
-def test_who_takes_no_time_is_not_known() -> None:
+def test_a_worker_without_compute_time_has_no_score() -> None:
     stragglers = WorkerTimes()
     for node, seconds in zip(NODES, (0.0, 1.0, 1.0, 0.0), strict=True):
         stragglers.on_own_times(node, times(node, seconds))
     assert scores(stragglers) == {w("n1"): 1.0, w("n2"): 1.0}
 
 
-def test_a_coordinator_hears_of_it_and_adds_up_what_was_slow() -> None:
+def test_the_coordinator_keeps_compute_times_and_sums_slow_activities() -> None:
     job = Job(nodes=4).start()
     for node in NODES:
         job.tell(node, times(node, 0.5 if node == "n2" else 0.25, slow=2))

@@ -19,12 +19,12 @@ def job() -> Job:
     return Job().start()
 
 
-def test_nobody_is_waited_for_while_all_train(job: Job) -> None:
+def test_no_worker_is_awaited_while_all_train(job: Job) -> None:
     job.step(1)
     assert awaited_names(job) == []
 
 
-def test_who_owes_a_report(job: Job) -> None:
+def test_members_without_a_report_are_awaited(job: Job) -> None:
     job.step(1)
     job.lose("n2")
     assert awaited_names(job) == [
@@ -37,7 +37,7 @@ def test_who_owes_a_report(job: Job) -> None:
     assert (one.who, one.since_s) == ("rank 1 on n1", 0.5)
 
 
-def test_who_does_not_stand_in_its_generation_yet(job: Job) -> None:
+def test_a_member_that_has_not_entered_is_awaited(job: Job) -> None:
     job.step(1)
     job.lose("n2")
     for node in ("n0", "n1"):
@@ -46,7 +46,7 @@ def test_who_does_not_stand_in_its_generation_yet(job: Job) -> None:
     assert awaited_names(job) == [("rank 1 on n1", "to stand")]
 
 
-def test_who_builds_a_group_to_be_joined(job: Job) -> None:
+def test_workers_that_have_not_prepared_are_awaited(job: Job) -> None:
     job.step(1)
     job.connect(hello("n3"))
     job.say(attach(w("n3")))
@@ -54,7 +54,7 @@ def test_who_builds_a_group_to_be_joined(job: Job) -> None:
     assert [who for who, _ in awaited_names(job)] == ["rank 1 on n1", "rank 2 on n2", "worker 0 of n3"]
 
 
-def test_who_is_at_work_while_others_wait_for_it(job: Job) -> None:
+def test_a_computing_worker_that_others_wait_for_is_awaited(job: Job) -> None:
     for step in range(1, 8):
         job.tick(0.1)
         job.step(step)
@@ -76,13 +76,13 @@ def test_who_is_at_work_while_others_wait_for_it(job: Job) -> None:
     assert awaited_names(job) == []
 
 
-def test_who_lags_behind_the_others(job: Job) -> None:
+def test_a_worker_that_lags_behind_is_awaited(job: Job) -> None:
     for step in (1, 2, 3):
         job.step(step, "n0", "n1")
     assert awaited_names(job) == [("rank 2 on n2", "to apply step 1")]
 
 
-def test_who_has_not_come_back_to_a_new_coordinator(job: Job) -> None:
+def test_a_node_that_has_not_reconnected_to_a_new_coordinator_is_awaited(job: Job) -> None:
     job.step(1)
     job.boot(takeover=True)
     assert awaited_names(job)[0] == ("node n0", "to come back with what its workers hold")

@@ -26,7 +26,7 @@ from holdfast.protocol.position import Position
 from holdfast.protocol.record import KnownCheckpoint
 
 
-def test_the_job_starts_when_all_nodes_are_there() -> None:
+def test_the_job_starts_when_all_nodes_have_joined() -> None:
     job = Job(nodes=2).boot()
     assert job.kinds == ["persist", "JobStarted"]
     job.connect(hello("n0"))
@@ -52,7 +52,7 @@ def test_a_step_is_committed_once_all_members_have_applied_it() -> None:
     assert not job.last
 
 
-def test_agents_hear_of_what_is_committed_once_in_a_few_heartbeats() -> None:
+def test_committed_steps_are_sent_to_agents_every_few_heartbeats() -> None:
     job = Job().start()
     job.step(1)
     job.tick(0.1)
@@ -69,7 +69,7 @@ def test_agents_hear_of_what_is_committed_once_in_a_few_heartbeats() -> None:
     assert not job.sent(msg.Committed)
 
 
-def test_a_lost_node_stops_the_others_and_they_redo_what_nobody_has_reduced() -> None:
+def test_after_a_node_loss_the_others_stop_and_redo_the_unreduced_step() -> None:
     job = Job().start()
     job.step(1)
     job.lose("n2")
@@ -84,7 +84,7 @@ def test_a_lost_node_stops_the_others_and_they_redo_what_nobody_has_reduced() ->
     assert (begin.plan.generation, begin.plan.sources) == (2, {})
 
 
-def test_a_step_that_one_has_passed_goes_forward_with_its_v() -> None:
+def test_a_step_passed_by_one_worker_is_decided_forward_with_its_result() -> None:
     job = Job().start()
     job.lose("n2")
     job.report("n0", 0, Phase.ABANDONED, **reduced(2.0))
@@ -94,7 +94,7 @@ def test_a_step_that_one_has_passed_goes_forward_with_its_v() -> None:
     )
 
 
-def test_who_is_ready_finishes_the_step_and_sends_it_to_the_others() -> None:
+def test_a_ready_worker_finishes_the_step_and_sends_its_state() -> None:
     job = Job().start()
     job.lose("n2")
     job.report("n0", 0, Phase.REDUCING, summed=(0, 3))
@@ -109,7 +109,7 @@ def test_who_is_ready_finishes_the_step_and_sends_it_to_the_others() -> None:
     assert sorted(begin.assignment[0]) == list(range(6))
 
 
-def test_what_is_raised_in_a_step_that_only_the_lost_have_passed_does_not_count() -> None:
+def test_flags_of_a_step_passed_only_by_lost_workers_are_ignored() -> None:
     job = joining()
     prepare_all(job)
     job.say(applied(w("n0"), 1, 1, commit(1.0, msg.Flag.SWAP)))
@@ -127,7 +127,7 @@ def test_what_is_raised_in_a_step_that_only_the_lost_have_passed_does_not_count(
     assert [event.step for event in job.events if isinstance(event, ev.StepCommitted)] == [1]
 
 
-def test_forward_is_inherited_by_the_next_generation() -> None:
+def test_a_forward_decision_is_inherited_by_the_next_generation() -> None:
     job = Job().start()
     job.lose("n2")
     job.report("n0", 0, Phase.ABANDONED, **reduced(2.0))
@@ -137,7 +137,7 @@ def test_forward_is_inherited_by_the_next_generation() -> None:
     assert job.orders(msg.Begin)[w("n0")].decision.kind is DecisionKind.FORWARD
 
 
-def test_what_an_expelled_node_applied_alone_does_not_count() -> None:
+def test_a_step_applied_only_by_an_expelled_node_is_not_committed() -> None:
     job = Job().start()
     job.say(applied(w("n2"), 1, 1, commit(9.0)))
     job.lose("n2")
@@ -149,7 +149,7 @@ def test_what_an_expelled_node_applied_alone_does_not_count() -> None:
     assert [event.loss for event in job.said(ev.StepCommitted)] == [1.0]
 
 
-def test_nothing_left_fails_the_job() -> None:
+def test_the_job_fails_if_no_copy_of_the_state_is_left() -> None:
     job = Job(nodes=1).start()
     job.step(1)
     job.lose("n0")
@@ -157,7 +157,7 @@ def test_nothing_left_fails_the_job() -> None:
     assert "1 committed steps are lost" in job.said(ev.JobFailed)[0].why
 
 
-def test_before_the_first_step_the_job_begins_anew_with_whoever_comes() -> None:
+def test_a_job_that_loses_all_nodes_before_its_first_step_starts_again() -> None:
     job = Job(nodes=1).start()
     job.lose("n0")
     assert not job.said(ev.JobFailed)
@@ -166,7 +166,7 @@ def test_before_the_first_step_the_job_begins_anew_with_whoever_comes() -> None:
     assert job.orders(msg.Begin)[w("n1")].decision.kind is DecisionKind.START
 
 
-def test_a_torn_initial_state_is_nobodys_start() -> None:
+def test_a_partial_initial_state_starts_no_generation() -> None:
     job = Job(nodes=2).boot()
     for node in ("n0", "n1"):
         job.connect(hello(node))
@@ -178,7 +178,7 @@ def test_a_torn_initial_state_is_nobodys_start() -> None:
     assert job.machine.record.plan is None
 
 
-def test_all_copies_gone_rolls_back_to_the_newest_checkpoint() -> None:
+def test_a_job_without_a_live_copy_rolls_back_to_the_newest_checkpoint() -> None:
     job = Job(nodes=1).start()
     job.step(1)
     job.say(written("n0", 1, "one"))
@@ -198,7 +198,7 @@ def test_all_copies_gone_rolls_back_to_the_newest_checkpoint() -> None:
     assert begin.plan.sources == {}
 
 
-def test_a_damaged_checkpoint_is_struck_out_and_the_one_before_is_used() -> None:
+def test_a_damaged_checkpoint_is_rejected_and_the_previous_one_is_used() -> None:
     job = Job(nodes=1).start()
     for step, name in ((1, "one"), (2, "two")):
         job.step(step)
@@ -212,7 +212,7 @@ def test_a_damaged_checkpoint_is_struck_out_and_the_one_before_is_used() -> None
     assert job.orders(msg.Begin)[w("n1")].decision.source == msg.CheckpointSource(name=called(1, "one"))
 
 
-def test_a_checkpoint_of_a_step_not_yet_committed_waits() -> None:
+def test_a_checkpoint_is_accepted_only_after_its_step_is_committed() -> None:
     job = Job().start()
     job.say(written("n0", 1, "one"))
     assert not job.orders(msg.AcceptCheckpoint)
@@ -233,7 +233,7 @@ def prepare_all(job: Job) -> None:
         job.say(msg.Prepared(worker=w(node), generation=2))
 
 
-def test_a_joiner_is_prepared_armed_and_swapped_in() -> None:
+def test_a_joining_worker_is_prepared_armed_and_swapped_in() -> None:
     job = joining()
     prepare_all(job)
     assert job.kinds == ["Arm"] * 4
@@ -245,7 +245,7 @@ def test_a_joiner_is_prepared_armed_and_swapped_in() -> None:
     assert job.machine.record.pending is None
 
 
-def test_a_member_whose_vote_failed_while_the_others_swapped_is_not_left_behind() -> None:
+def test_a_member_with_a_failed_vote_goes_forward_if_the_others_swapped() -> None:
     job = joining()
     prepare_all(job)
     job.say(applied(w("n0"), 1, 1, commit(1.0, msg.Flag.SWAP)))
@@ -258,14 +258,14 @@ def test_a_member_whose_vote_failed_while_the_others_swapped_is_not_left_behind(
     assert job.orders(msg.Begin)[w("n2")].decision.kind is DecisionKind.FORWARD
 
 
-def test_a_joiner_lost_before_the_arm_is_forgotten() -> None:
+def test_the_pending_plan_is_voided_if_a_joiner_is_lost_before_arming() -> None:
     job = joining()
     job.lose("n3")
     assert job.kinds == ["persist", "FailureDetected", "NodeLeft", "Void", "Void", "Void"]
     assert job.machine.record.pending is None
 
 
-def test_of_a_joiner_lost_after_the_arm_the_flags_are_lowered_and_nobody_stops() -> None:
+def test_members_disarm_without_a_stop_if_a_joiner_is_lost_after_arming() -> None:
     job = joining()
     prepare_all(job)
     job.lose("n3")
@@ -306,7 +306,7 @@ def test_a_paused_coordinator_renews_all_leases() -> None:
     assert not job.said(ev.FailureDetected)
 
 
-def test_a_pause_of_the_coordinator_makes_nobodys_name_taken() -> None:
+def test_a_pause_of_the_coordinator_does_not_block_a_returning_node() -> None:
     """Found by simulation 746000442: a node returned while its old lease ran, and the pause renewed that lease."""
     job = Job(nodes=1).start()
     job.connect(hello("n0", session="abcdef01", term=1))
@@ -316,7 +316,7 @@ def test_a_pause_of_the_coordinator_makes_nobodys_name_taken() -> None:
     assert [refused.retry for refused in job.sent(msg.Refused)] == [True]
 
 
-def test_a_node_that_is_back_before_the_decision_is_asked_like_the_others() -> None:
+def test_a_node_that_reconnects_before_the_decision_must_report_too() -> None:
     job = Job().start()
     job.lose("n2")
     job.connect(hello("n2", (attach(w("n2")), msg.Begun(worker=w("n2"), generation=1)), term=1))
@@ -328,7 +328,7 @@ def test_a_node_that_is_back_before_the_decision_is_asked_like_the_others() -> N
     assert set(job.orders(msg.Begin)) == {w("n0"), w("n1"), w("n2")}
 
 
-def test_a_node_expelled_for_good_comes_back_fresh() -> None:
+def test_an_expelled_node_can_reconnect_only_with_fresh_workers() -> None:
     job = Job().start()
     job.lose("n2")
     job.report("n0", 0)
@@ -342,7 +342,7 @@ def test_a_node_expelled_for_good_comes_back_fresh() -> None:
     assert job.kinds == ["Welcome"]
 
 
-def test_a_connection_whose_end_nobody_saw_is_replaced() -> None:
+def test_a_half_open_connection_is_replaced_when_its_node_reconnects() -> None:
     job = Job().start()
     job.connect(hello("n2", (attach(w("n2")), msg.Entered(worker=w("n2"), generation=1, applied=0)), term=1))
     assert "FailureDetected" in job.kinds
@@ -358,7 +358,7 @@ def namesake(job: Job) -> msg.Refused:
     return refused
 
 
-def test_another_node_of_the_same_name_is_turned_away_once_the_first_has_lived_on() -> None:
+def test_a_second_node_with_the_same_name_is_refused_while_the_first_is_alive() -> None:
     job = Job().start()
     assert namesake(job).retry
     for _ in range(7):
@@ -369,7 +369,7 @@ def test_another_node_of_the_same_name_is_turned_away_once_the_first_has_lived_o
     assert (refused.exit_code, refused.retry) == (2, False)
 
 
-def test_a_node_that_comes_back_while_its_old_lease_runs_is_told_to_come_again() -> None:
+def test_a_node_that_reconnects_during_its_old_lease_is_refused_with_retry() -> None:
     job = Job().start()
     for _ in range(10):
         for node in ("n0", "n1"):
@@ -385,7 +385,7 @@ def test_a_node_that_comes_back_while_its_old_lease_runs_is_told_to_come_again()
     assert job.sent(msg.Welcome)
 
 
-def test_a_worker_of_another_config_ends_its_node_with_2() -> None:
+def test_a_worker_with_another_config_ends_its_node_with_exit_code_2() -> None:
     job = Job().start()
     job.connect(hello("n3"))
     job.say(attach(w("n3"), model="large"))
@@ -394,7 +394,7 @@ def test_a_worker_of_another_config_ends_its_node_with_2() -> None:
     assert end.why == "node n3 does not fit the job: model is large, the job's is small"
 
 
-def test_a_job_that_waits_for_a_node_that_did_not_fit_says_so_once() -> None:
+def test_a_job_that_waits_for_a_refused_node_reports_it_once() -> None:
     job = Job(nodes=2).boot()
     for node, model in (("n0", "small"), ("n1", "large")):
         job.connect(hello(node))
@@ -406,13 +406,13 @@ def test_a_job_that_waits_for_a_node_that_did_not_fit_says_so_once() -> None:
     assert not job.said(ev.JobWaiting)
 
 
-def test_an_agent_of_a_newer_term_of_another_job_is_not_talked_to() -> None:
+def test_an_agent_with_a_newer_term_of_another_job_is_disconnected() -> None:
     job = Job().start()
     job.connect(msgspec.structs.replace(hello("n3", term=5), heard=HeardGeneration(identity="another")))
     assert job.kinds == ["close"]
 
 
-def test_the_job_finishes_when_all_have_and_late_workers_are_told() -> None:
+def test_the_job_finishes_when_all_members_have_and_late_workers_are_informed() -> None:
     job = Job(nodes=2).start()
     job.step(1)
     job.connect(hello("n2"))
@@ -424,7 +424,7 @@ def test_the_job_finishes_when_all_have_and_late_workers_are_told() -> None:
     assert job.kinds == ["JobDone"]
 
 
-def test_a_coordinator_that_takes_over_a_finished_job_ends_it() -> None:
+def test_a_new_coordinator_ends_a_finished_job() -> None:
     job = Job(nodes=1).start()
     job.step(1)
     job.say(msg.Finished(worker=w("n0"), generation=1, step=1))
@@ -435,7 +435,7 @@ def test_a_coordinator_that_takes_over_a_finished_job_ends_it() -> None:
     assert sum(isinstance(event, ev.JobFinished) for event in job.events) == 1
 
 
-def test_a_finished_job_stays_finished_whoever_starts_a_coordinator_on_its_store() -> None:
+def test_a_finished_job_stays_finished_if_a_coordinator_starts_on_its_store() -> None:
     job = Job(nodes=1).start()
     job.step(1)
     job.say(msg.Finished(worker=w("n0"), generation=1, step=1))
@@ -444,7 +444,7 @@ def test_a_finished_job_stays_finished_whoever_starts_a_coordinator_on_its_store
     assert job.kinds == ["persist", "CoordinatorRestarted", "end"]
 
 
-def test_a_new_run_on_a_failed_jobs_store_begins_anew() -> None:
+def test_a_new_run_on_the_store_of_a_failed_job_starts_again() -> None:
     job = Job(nodes=1).start()
     job.step(1)
     job.lose("n0")
@@ -453,7 +453,7 @@ def test_a_new_run_on_a_failed_jobs_store_begins_anew() -> None:
     assert job.machine.state == "waiting"
 
 
-def test_a_restart_says_what_the_journal_lacks_and_counts_it() -> None:
+def test_a_restart_emits_and_counts_events_missing_from_the_journal() -> None:
     job = Job().start()
     job.step(1)
     job.connect(hello("n3"))
@@ -474,7 +474,7 @@ def test_a_restart_says_what_the_journal_lacks_and_counts_it() -> None:
     )
 
 
-def test_a_restart_after_a_lost_roll_back_counts_from_there() -> None:
+def test_a_restart_after_an_unjournaled_rollback_counts_from_its_step() -> None:
     job = Job(nodes=1).start()
     job.step(1)
     job.say(kept("n0", 1, "one"))
@@ -488,7 +488,7 @@ def test_a_restart_after_a_lost_roll_back_counts_from_there() -> None:
     assert job.machine.context.progress.samples == 24
 
 
-def test_samples_are_the_same_with_and_without_a_restart() -> None:
+def test_a_restart_does_not_change_the_sample_count() -> None:
     job = Job(nodes=1).start()
     job.step(1)
     job.say(kept("n0", 1, "one"))
@@ -503,7 +503,7 @@ def test_samples_are_the_same_with_and_without_a_restart() -> None:
     assert (job.machine.context.ledger.committed, job.machine.context.progress.samples) == (1, 24)
 
 
-def test_a_job_that_resumed_from_a_checkpoint_goes_on_after_a_restart_before_its_first_step() -> None:
+def test_a_resumed_job_continues_after_a_restart_before_its_first_step() -> None:
     job = Job(nodes=1)
     job.boot()
     job.machine.transaction.change(checkpoints=(KnownCheckpoint(step=20, name="twenty"),))
@@ -516,7 +516,7 @@ def test_a_job_that_resumed_from_a_checkpoint_goes_on_after_a_restart_before_its
     assert job.machine.context.progress.samples == 24
 
 
-def test_agents_forget_only_what_the_record_knows() -> None:
+def test_agents_are_sent_only_commits_that_the_record_contains() -> None:
     job = Job().start()
     job.step(1)
     assert job.records[-1].position.step == 0
@@ -530,7 +530,7 @@ def test_agents_forget_only_what_the_record_knows() -> None:
 
 
 @pytest.mark.parametrize("left", [0, 3, 5])
-def test_a_journal_that_lost_its_end_is_mended_from_the_record(left: int) -> None:
+def test_a_truncated_journal_is_repaired_from_the_record(left: int) -> None:
     job = Job().start()
     for step in (1, 2, 3):
         job.step(step)
@@ -554,7 +554,7 @@ def test_a_journal_that_lost_its_end_is_mended_from_the_record(left: int) -> Non
     assert job.machine.context.progress.samples == 96
 
 
-def test_a_restart_waits_for_the_members_and_goes_on() -> None:
+def test_a_restarted_coordinator_waits_for_the_members_and_continues() -> None:
     job = Job().start()
     job.step(1)
     job.boot(Position(seq=len(job.events), step=1))
@@ -565,7 +565,7 @@ def test_a_restart_waits_for_the_members_and_goes_on() -> None:
     assert [event.step for event in job.said(ev.StepCommitted)] == [2]
 
 
-def test_a_member_that_does_not_come_back_after_a_restart_is_expelled_after_its_lease() -> None:
+def test_a_member_that_does_not_reconnect_after_a_restart_is_expelled() -> None:
     job = Job().start()
     job.boot()
     for node in ("n0", "n1"):
@@ -578,7 +578,7 @@ def test_a_member_that_does_not_come_back_after_a_restart_is_expelled_after_its_
     assert job.machine.state == "recovering"
 
 
-def test_a_restarted_coordinator_to_which_nobody_comes_waits_and_gives_all_a_lease_from_the_first() -> None:
+def test_leases_after_a_restart_start_with_the_first_reconnection() -> None:
     """The coordinator may listen at an address that no agent knows; the job once failed then and lost its steps."""
     job = Job().start()
     job.boot()
@@ -598,7 +598,7 @@ def test_a_restarted_coordinator_to_which_nobody_comes_waits_and_gives_all_a_lea
     assert sorted(lost) == ["n1", "n2"]
 
 
-def test_nobody_is_given_up_while_members_still_come_back_after_a_restart() -> None:
+def test_no_member_is_expelled_while_others_still_reconnect_after_a_restart() -> None:
     """A thousand nodes reconnect to one coordinator at once, so a missing node may still be in the queue."""
     job = Job(nodes=6).start()
     job.boot()
@@ -619,7 +619,7 @@ def test_nobody_is_given_up_while_members_still_come_back_after_a_restart() -> N
     assert (failure.node, failure.kind) == ("n5", "lease_expired")
 
 
-def test_steps_whose_witnesses_are_dead_are_committed_without_their_loss() -> None:
+def test_steps_without_a_live_witness_are_committed_without_their_loss() -> None:
     job = Job(nodes=2).start()
     job.boot(Position(seq=len(job.events)))
     kept = (attach(w("n0")), msg.Entered(worker=w("n0"), generation=1, applied=2), applied(w("n0"), 1, 3, world=2))
@@ -635,7 +635,7 @@ def test_steps_whose_witnesses_are_dead_are_committed_without_their_loss() -> No
     assert {step.samples for step in steps} == {24}
 
 
-def test_a_worker_that_gives_no_report_costs_its_node_the_place() -> None:
+def test_a_node_with_a_worker_that_does_not_report_is_removed() -> None:
     job = Job().start()
     job.lose("n2")
     job.report("n0", 0)
@@ -661,7 +661,7 @@ def test_a_worker_process_that_dies_leaves_its_node_in_the_job() -> None:
     assert job.said(ev.WorkersChanged)[0].worker_pids == (8,)
 
 
-def test_faults_are_injected_only_where_they_are_allowed() -> None:
+def test_faults_are_refused_unless_the_job_allows_them() -> None:
     job = Job().start()
     with pytest.raises(BadInputError, match="--allow-faults"):
         job.feed(InjectFault("kill", "n0"))
@@ -685,7 +685,7 @@ def test_faults_are_injected_only_where_they_are_allowed() -> None:
     ],
     ids=["fault", "node", "worker", "phase", "hold", "faster", "not slower", "not a number"],
 )
-def test_faults_that_cannot_be_are_refused(wanted: InjectFault, error: type[Exception], why: str) -> None:
+def test_invalid_faults_are_refused(wanted: InjectFault, error: type[Exception], why: str) -> None:
     job = Job(spec=JobSpec(experiments=ExperimentSpec(allow_faults=True))).start()
     with pytest.raises(error, match=why):
         job.feed(wanted)
@@ -697,7 +697,7 @@ def test_ctrl_c_ends_every_node() -> None:
     assert job.kinds == ["JobFinished", "EndNode", "EndNode", "EndNode", "end"]
 
 
-def test_a_step_that_a_decision_rests_on_outlives_the_coordinator_that_heard_of_it() -> None:
+def test_a_passed_step_of_a_decision_survives_a_coordinator_failure() -> None:
     job = Job(nodes=3).start()
     job.step(1)
     job.lose("n0")
@@ -716,7 +716,7 @@ def test_a_step_that_a_decision_rests_on_outlives_the_coordinator_that_heard_of_
     assert steps == [(1, 1.0), (2, 2.0), (3, 1.0), (4, 1.0)]
 
 
-def test_every_input_has_a_row_for_every_state() -> None:
+def test_every_input_has_a_handler_for_every_job_phase() -> None:
     def kinds(union: object) -> set[type]:
         return set(get_args(union))
 
@@ -745,7 +745,7 @@ def keep_alive(job: Job, seconds: float) -> None:
             job.feed(Received(connection, msg.Heartbeat()))
 
 
-def test_a_newcomer_that_cannot_be_reached_does_not_keep_others_out() -> None:
+def test_an_unreachable_newcomer_does_not_block_other_joins() -> None:
     job = Job(nodes=2).start()
     pending = join(job, "n2")
     job.say(msg.Complaint(worker=w("n1"), generation=pending.generation, detail="timed out", unreachable=(w("n2"),)))
@@ -758,7 +758,7 @@ def test_a_newcomer_that_cannot_be_reached_does_not_keep_others_out() -> None:
     assert pending.workers == (w("n0"), w("n1"), w("n3"))
 
 
-def test_a_newcomer_is_tried_again_less_and_less_often() -> None:
+def test_joins_of_an_unreachable_newcomer_are_retried_with_backoff() -> None:
     job = Job(nodes=2).start()
     join(job, "n2")
     waits: list[float] = []
@@ -777,7 +777,7 @@ def test_a_newcomer_is_tried_again_less_and_less_often() -> None:
     assert waits == [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
 
 
-def test_a_script_that_fails_after_apply_ends_the_job_with_the_cause() -> None:
+def test_an_after_apply_error_ends_the_job_with_the_cause() -> None:
     """The step is not tried on another node, because it would raise there too."""
     job = Job().start()
     job.step(1)
@@ -791,7 +791,7 @@ def down(node: str, kind: FailureKind, detail: str, exit_code: int = 1, *, final
     return msg.WorkerDown(worker=w(node), kind=kind, detail=detail, exit_code=exit_code, final=final)
 
 
-def test_a_script_that_ends_itself_ends_the_job_at_once_and_is_named() -> None:
+def test_a_script_that_exits_ends_the_job_at_once_with_the_reason() -> None:
     job = Job().start()
     job.step(1)
     end = down("n1", FailureKind.PROCESS_EXIT, "the script called sys.exit(3) (train.py, line 7)", 3, final=True)
@@ -802,7 +802,7 @@ def test_a_script_that_ends_itself_ends_the_job_at_once_and_is_named() -> None:
     assert job.machine.over.exit_code == 1
 
 
-def test_bad_input_that_a_member_finds_while_it_trains_is_bad_input_to_all() -> None:
+def test_bad_input_found_by_a_member_during_training_ends_the_job() -> None:
     """odd_models.py found this: each node ended alone, and the job waited for others that would end too."""
     job = Job().start()
     job.step(1)
@@ -813,7 +813,7 @@ def test_bad_input_that_a_member_finds_while_it_trains_is_bad_input_to_all() -> 
     assert {end.exit_code for end in job.sent(msg.EndNode)} == {EXIT_BAD_INPUT}
 
 
-def test_bad_input_of_a_newcomer_ends_its_node_alone() -> None:
+def test_bad_input_of_a_newcomer_ends_only_its_node() -> None:
     job = Job().start()
     job.connect(hello("n3"))
     why = "the checkpoint directory /x is not writable"
@@ -822,7 +822,7 @@ def test_bad_input_of_a_newcomer_ends_its_node_alone() -> None:
     assert [(end.exit_code, end.alone, end.why) for end in job.sent(msg.EndNode)] == [(EXIT_BAD_INPUT, True, why)]
 
 
-def test_a_failed_job_names_the_exception_first_and_what_it_led_to_after_it() -> None:
+def test_a_failed_job_reports_the_exception_before_its_consequences() -> None:
     job = Job().start()
     job.step(1)
     job.lose("n0")
@@ -836,7 +836,7 @@ def test_a_failed_job_names_the_exception_first_and_what_it_led_to_after_it() ->
     assert failed.why.startswith("rank 1 on n1: ValueError: bad batch (train.py, line 9); then parameters")
 
 
-def test_what_was_made_good_explains_no_later_end() -> None:
+def test_a_recovered_failure_is_not_the_reason_of_a_later_end() -> None:
     job = Job().start()
     job.feed(Received(job.connections["n1"], down("n1", FailureKind.EXCEPTION, "ValueError: old")))
     for node in ("n0", "n2"):
@@ -855,7 +855,7 @@ def finish(job: Job, *nodes: str) -> None:
         job.say(msg.Finished(worker=w(node), generation=job.machine.transaction.generation, step=1))
 
 
-def test_a_rank_that_leaves_its_loop_alone_ends_the_job_with_the_reason() -> None:
+def test_a_rank_that_finishes_its_loop_alone_fails_the_job() -> None:
     job = Job(report_timeout_s=2.0).start()
     job.step(1)
     finish(job, "n1")
@@ -867,7 +867,7 @@ def test_a_rank_that_leaves_its_loop_alone_ends_the_job_with_the_reason() -> Non
     assert failed.why.startswith("rank 1 on n1 left its loop after step 1 while rank 0 on n0 went on")
 
 
-def test_members_that_are_slow_to_leave_their_loops_are_given_more_and_more_time() -> None:
+def test_the_wait_for_members_that_leave_their_loops_late_grows() -> None:
     job = Job(report_timeout_s=2.0).start()
     job.step(1)
     generation, asked = 1, []
@@ -898,7 +898,7 @@ def left(node: str, step: int) -> msg.WorkerDown:
     return msgspec.structs.replace(end, applied=step)
 
 
-def test_a_job_whose_scripts_all_leave_their_loops_after_the_same_step_is_done() -> None:
+def test_the_job_finishes_if_all_scripts_leave_their_loops_after_the_same_step() -> None:
     job = Job().start()
     job.step(1)
     leave(job, "n0", "n1")
@@ -921,7 +921,7 @@ def test_a_script_that_ends_before_its_first_step_ends_the_job() -> None:
     assert job.machine.over == EndJob(EXIT_FAILED, why)
 
 
-def test_a_script_that_ends_before_all_nodes_are_there_ends_the_job() -> None:
+def test_a_script_that_ends_before_all_nodes_have_joined_ends_the_job() -> None:
     job = Job(nodes=2).boot()
     job.connect(hello("n0"))
     job.say(attach(w("n0")))
@@ -930,7 +930,7 @@ def test_a_script_that_ends_before_all_nodes_are_there_ends_the_job() -> None:
     assert job.machine.over.why.startswith("worker 0 of n0: the script ended before its first step")
 
 
-def test_a_newcomer_whose_script_ends_before_its_first_step_does_not_end_what_others_do() -> None:
+def test_a_newcomers_script_that_ends_before_its_first_step_does_not_end_the_job() -> None:
     job = Job().start()
     job.step(1)
     job.connect(hello("n3"))
@@ -949,7 +949,7 @@ def came_back(node: str, *, applied: int) -> msg.Hello:
     return hello(node, (*lived, left(node, applied)), term=1)
 
 
-def test_scripts_that_left_their_loops_while_there_was_no_coordinator_have_not_failed() -> None:
+def test_scripts_that_left_their_loops_without_a_coordinator_have_not_failed() -> None:
     job = Job().start()
     job.step(1)
     leave(job, "n0")
@@ -962,7 +962,7 @@ def test_scripts_that_left_their_loops_while_there_was_no_coordinator_have_not_f
     assert [end.exit_code for end in job.sent(msg.EndNode)] == [0, 0, 0]
 
 
-def test_a_node_whose_script_left_its_loop_comes_after_the_job_is_done_and_is_told_to_end() -> None:
+def test_a_node_that_reconnects_after_the_job_is_done_is_sent_an_end_order() -> None:
     job = Job().start()
     job.step(1)
     leave(job, "n0", "n1", "n2")
@@ -971,7 +971,7 @@ def test_a_node_whose_script_left_its_loop_comes_after_the_job_is_done_and_is_to
     assert {end.exit_code for end in job.sent(msg.EndNode)} == {0}
 
 
-def test_what_a_script_did_that_left_counts_no_more_where_the_others_went_on_without_it() -> None:
+def test_the_last_step_of_a_script_that_left_is_ignored_if_it_was_repeated() -> None:
     """Its last step did not pass everywhere, and the other workers repeated it with another step result."""
     job = Job().start()
     job.step(1)
@@ -1002,7 +1002,7 @@ def test_what_a_script_did_that_left_counts_no_more_where_the_others_went_on_wit
     assert [finished.final_loss for finished in job.said(ev.JobFinished)] == [2.0]
 
 
-def test_how_a_script_ended_itself_is_known_though_nobody_listened() -> None:
+def test_a_script_exit_without_a_coordinator_ends_the_job_with_its_reason() -> None:
     job = Job(nodes=1).start()
     job.step(1)
     job.boot(takeover=True)
@@ -1010,7 +1010,7 @@ def test_how_a_script_ended_itself_is_known_though_nobody_listened() -> None:
     assert [failed.why for failed in job.said(ev.JobFailed)] == ["rank 0 on n0: the script called sys.exit(3)"]
 
 
-def test_a_worker_that_died_while_nobody_listened_is_one_failure() -> None:
+def test_a_worker_death_without_a_coordinator_is_one_failure() -> None:
     job = Job(nodes=2).start()
     job.step(1)
     job.boot(takeover=True)
@@ -1018,7 +1018,7 @@ def test_a_worker_that_died_while_nobody_listened_is_one_failure() -> None:
     assert [failure.detail for failure in job.said(ev.FailureDetected)] == ["killed by SIGKILL"]
 
 
-def test_a_script_that_leaves_its_loop_alone_ends_the_job_with_the_reason() -> None:
+def test_a_script_that_leaves_its_loop_alone_fails_the_job() -> None:
     job = Job(report_timeout_s=2.0).start()
     job.step(1)
     leave(job, "n1")
@@ -1029,7 +1029,7 @@ def test_a_script_that_leaves_its_loop_alone_ends_the_job_with_the_reason() -> N
     assert failed.why.startswith("rank 1 on n1 left its loop after step 1 while rank 0 on n0 went on")
 
 
-def test_of_two_lists_the_first_items_that_differ_are_named() -> None:
+def test_a_model_mismatch_names_the_first_different_items() -> None:
     job = Job(nodes=2).boot()
     for node, model in (("n0", "a 4x8, b 8, c 2"), ("n1", "a 4x8, b 9, d 2")):
         job.connect(hello(node))
@@ -1038,7 +1038,7 @@ def test_of_two_lists_the_first_items_that_differ_are_named() -> None:
     assert end.why == "node n1 does not fit the job: the first of the model that differs is b 9, the job's is b 8"
 
 
-def test_steps_that_were_applied_while_nobody_listened_have_the_times_of_then_whatever_the_nodes_clocks_show() -> None:
+def test_replayed_steps_have_their_original_times_despite_clock_offsets() -> None:
     job = Job(nodes=2).start()
     job.step(1)
     after = Job(nodes=2, records=job.records, events=job.events, now=job.now + 10.0)
@@ -1059,7 +1059,7 @@ def test_steps_that_were_applied_while_nobody_listened_have_the_times_of_then_wh
     assert [event.step_s for event in committed[-2:]] == [1.0, 1.0]
 
 
-def test_a_script_that_ends_in_the_midst_of_a_step_while_another_has_failed_is_not_left_out_without_a_word() -> None:
+def test_a_script_that_leaves_during_a_recovery_is_the_recorded_end_reason() -> None:
     """The other workers once waited five seconds for it, and continued without it."""
     job = Job().start(saves=True)
     job.step(1)
@@ -1081,7 +1081,7 @@ def test_a_script_that_ends_in_the_midst_of_a_step_while_another_has_failed_is_n
     assert job.machine.record.will.why.startswith(why)
 
 
-def test_a_node_that_comes_as_all_others_leave_their_loops_is_told_that_the_job_is_done() -> None:
+def test_a_node_that_joins_as_all_others_leave_is_sent_job_done() -> None:
     """It once waited for a state that no worker had any longer, and the job failed without a live copy."""
     job = joining()
     prepare_all(job)
@@ -1100,13 +1100,13 @@ def test_a_node_that_comes_as_all_others_leave_their_loops_is_told_that_the_job_
     assert set(job.orders(msg.JobDone)) == {w("n3")}
 
 
-def test_that_the_store_was_away_is_in_the_journal_once_it_is_back() -> None:
+def test_a_store_outage_is_journaled_once_the_store_returns() -> None:
     job = Job().start()
     job.feed(StoreBack(60.5))
     assert [event.away_s for event in job.said(ev.StoreReturned)] == [60.5]
 
 
-def test_a_coordinator_that_was_away_writes_and_so_learns_whether_another_leads() -> None:
+def test_a_paused_coordinator_writes_its_record_to_detect_another_leader() -> None:
     job = Job().boot()
     job.tick(0.2)
     assert job.kinds == []

@@ -24,7 +24,7 @@ def beside(*, warm: bool | None = None) -> Job:
     return job
 
 
-def test_a_move_to_a_warm_standby_before_anything_was_measured_and_after() -> None:
+def test_a_move_to_a_warm_standby_is_forecast_with_and_without_measurements() -> None:
     job = beside(warm=True)
     before, costs = job.machine.record, job.machine.context.progress.costs
     (one,) = forecast_moves(job.machine.context, ["n1"], stays=True)
@@ -45,7 +45,7 @@ def test_a_move_to_a_warm_standby_before_anything_was_measured_and_after() -> No
     assert "a guess" not in one.why
 
 
-def test_one_that_is_cold_is_waited_for_as_long_as_warm_ups_take() -> None:
+def test_the_forecast_for_a_cold_standby_includes_its_warm_up() -> None:
     job = beside(warm=False)
     job.machine.context.progress.costs.add_measurement(Cost.WARM_UP, 40.0)
     (one,) = forecast_moves(job.machine.context, ["n1"], ["s0"], stays=True)
@@ -54,7 +54,7 @@ def test_one_that_is_cold_is_waited_for_as_long_as_warm_ups_take() -> None:
     assert "s0 is warm in about 40.0 s" in one.why
 
 
-def test_a_drain_without_a_warm_standby_says_what_is_left() -> None:
+def test_a_drain_without_a_warm_standby_forecasts_the_remaining_nodes() -> None:
     job = beside(warm=False)
     (one,) = forecast_moves(job.machine.context, ["n1"])
     assert (one.to, one.moved_bytes) == ("", 0)
@@ -63,19 +63,19 @@ def test_a_drain_without_a_warm_standby_says_what_is_left() -> None:
     assert one.to == "s0"
 
 
-def test_of_two_one_is_followed_and_a_standby_that_goes_moves_nothing() -> None:
+def test_one_standby_replaces_one_of_two_nodes_and_draining_it_moves_nothing() -> None:
     parts = beside(warm=True).machine.context
     assert [one.to for one in forecast_moves(parts, ["n1", "n2"])] == ["s0", ""]
     (one,) = forecast_moves(parts, ["s0"])
     assert (one.to, one.ranks, one.moved_bytes, one.down_s) == ("", (), 0, 0.0)
 
 
-def test_what_would_be_refused_is_refused() -> None:
+def test_a_forecast_of_an_impossible_move_is_refused() -> None:
     with pytest.raises(RefusedError, match="there is no standby"):
         forecast_moves(beside().machine.context, ["n1"], stays=True)
 
 
-def test_experts_are_counted() -> None:
+def test_the_forecast_counts_expert_replicas() -> None:
     shape = msg.ExpertShape(layers=2, experts=4, slots=4)
     job = Job().boot()
     for name in ("n0", "n1", "n2"):

@@ -26,7 +26,7 @@ def members() -> Membership:
 
 
 @pytest.mark.parametrize("fault", sorted(FAULTS))
-def test_the_node_or_its_first_worker_is_told(members: Membership, fault: str) -> None:
+def test_a_fault_is_sent_to_the_node_or_to_its_first_worker(members: Membership, fault: str) -> None:
     request = InjectFault(fault, "n1", phase="voted" if fault == "hold" else "", by_s=-5.0)
     _, order = plan_fault(CONFIG, members, request)
     if fault in ("kill", "exit", "freeze", "link-down", "clock-jump"):
@@ -47,6 +47,6 @@ def test_the_node_or_its_first_worker_is_told(members: Membership, fault: str) -
         ({"by_s": float("nan")}, "--by is nan"),
     ],
 )
-def test_a_clock_that_cannot_be_set_so(members: Membership, options: dict[str, Any], why: str) -> None:
+def test_invalid_clock_jumps_are_refused(members: Membership, options: dict[str, Any], why: str) -> None:
     with pytest.raises(BadInputError, match=why):
         plan_fault(CONFIG, members, InjectFault("clock-jump", "n1", **options))

@@ -36,7 +36,7 @@ def started(shape: ExpertShape | None, nodes: int = 2) -> Job:
     return job
 
 
-def test_a_job_that_starts_or_trains_waits_for_nothing() -> None:
+def test_a_job_that_starts_or_trains_reports_no_wait() -> None:
     job = Job(nodes=2).boot()
     connect_with_worker(job, "n0")
     job.tick(0.2)
@@ -45,7 +45,7 @@ def test_a_job_that_starts_or_trains_waits_for_nothing() -> None:
     assert reported_waits(job) == []
 
 
-def test_a_job_without_nodes_waits_for_one() -> None:
+def test_a_job_without_nodes_reports_that_it_waits_for_one() -> None:
     job = started(None)
     job.lose("n0")
     job.lose("n1")
@@ -61,7 +61,7 @@ def test_a_job_without_nodes_waits_for_one() -> None:
     assert reported_waits(job) == [(1, 0)]
 
 
-def test_too_few_slots_are_waited_for_until_they_are_there() -> None:
+def test_a_job_waits_until_there_are_enough_expert_slots() -> None:
     job = started(SHAPE)
     plan = job.machine.record.plan
     assert plan is not None
@@ -89,7 +89,7 @@ def test_too_few_slots_are_waited_for_until_they_are_there() -> None:
     assert job.machine.need_reporter.need is None
 
 
-def test_nodes_whose_workers_are_starting_are_not_asked_for_again() -> None:
+def test_connected_nodes_with_starting_workers_are_not_reported_missing() -> None:
     job = started(SHAPE)
     job.lose("n0")
     job.lose("n1")
@@ -99,7 +99,7 @@ def test_nodes_whose_workers_are_starting_are_not_asked_for_again() -> None:
     assert reported_waits(job) == []
 
 
-def test_another_coordinator_waits_on() -> None:
+def test_a_new_coordinator_continues_the_wait() -> None:
     job = started(None)
     job.lose("n0")
     job.lose("n1")
@@ -109,7 +109,7 @@ def test_another_coordinator_waits_on() -> None:
     assert reported_waits(job) == [(1, 0), (1, 0)]
 
 
-def test_nodes_that_fall_silent_together_are_expelled_together() -> None:
+def test_nodes_that_become_silent_together_are_expelled_together() -> None:
     job = started(None, nodes=3)
     job.lose("n2")
     job.report("n1", 1)
