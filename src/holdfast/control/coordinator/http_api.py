@@ -184,18 +184,20 @@ class HttpApi:
         return await self._feed(InjectFault(**msgspec.structs.asdict(body)))
 
     async def drain(self, request: Request) -> Response:
-        """Drain the nodes in the body: their ranks go to standbys or the job shrinks.
+        """Drain the nodes in the body: their ranks go to standbys or the job shrinks. Answer as soon as that is
+        decided.
 
-        In a dry run, only return the forecast.
+        In a dry run, only return the forecast. Raises as `_feed`.
         """
         body = await read_body(request, DrainRequest, self._body_s)
         order = Drain(nodes=body.nodes)
         return json_answer({"forecast": await self._foresee(order)}) if body.dry_run else await self._feed(order)
 
     async def move(self, request: Request) -> Response:
-        """Move the ranks of nodes to standbys, which may be named; the nodes stay as standbys.
+        """Move the ranks of nodes to standbys, which may be named; the nodes stay as standbys. Answer as soon as that
+        is decided.
 
-        In a dry run, only return the forecast.
+        In a dry run, only return the forecast. Raises as `_feed`.
         """
         body = await read_body(request, MoveRequest, self._body_s)
         order = MoveNodes(nodes=body.nodes, to=body.to)
@@ -204,7 +206,7 @@ class HttpApi:
     async def undrain(self, request: Request) -> Response:
         """Allow a quarantined or drained node to rejoin.
 
-        If a launcher runs, request that it starts the agent of the node again, and answer so.
+        If a launcher runs, request that it starts the agent of the node again, and answer so. Raises as `_feed`.
         """
         body = await read_body(request, UndrainRequest, self._body_s)
         answer = await self._feed(Undrain(node=body.node))

@@ -76,7 +76,8 @@ def job_status(coordinator: Coordinator, ledger: TimeLedger, now: float) -> dict
 
 
 def _layout(record: Record) -> dict[str, str]:
-    """Return {"layout": text} with the layout in force and the one that comes next.
+    """Return {"layout": text} with the layout in force, and if the job lists layouts, these and the one that comes
+    next, if any.
 
     Return {} if the job has only the default layout.
     """
@@ -160,7 +161,9 @@ def _leaving(coordinator: Coordinator, departure: Departure) -> dict[str, Any]:
 
 
 def _node(coordinator: Coordinator, node: Node, now: float) -> dict[str, Any]:
-    """Return the status of a node: its workers with ranks and steps, its role, its failure rate, and its GPUs."""
+    """Return the status of a node: its workers with ranks and steps, its rack and zone, whether it is a warm or cold
+    standby or leaves, its failure rate, seconds since its last message, and its GPUs.
+    """
     plan = coordinator.record.plan
     workers = [
         {

@@ -75,7 +75,8 @@ class JobsAtEnd:
     def queue_again(self) -> None:
         """Queue the jobs that `end` has found queued, for the next pool of this store.
 
-        Call it after the nodes have ended.
+        Call it after the nodes have ended. It tries for `_QUEUE_S` seconds, and prints the first error of holdfast
+        instead of raising it.
         """
         if self._queued:
             names = ", ".join(self._queued.values())

@@ -179,6 +179,10 @@ class PoolApi:
         """Check the job in the body, submit it, and return its number.
 
         Answer 503 if this server no longer leads the pool.
+
+        Raises:
+            BadInputError: as `check_submission`, or as `_feed`.
+            RefusedError: as `_feed`.
         """
         spec = await read_body(request, JobSpec, self._body_s)
         check_submission(spec)
@@ -202,7 +206,10 @@ class PoolApi:
         return json_answer(PooledLaunch(submission=job.submission, spec=job.spec, token=token, address=address))
 
     async def stop(self, request: Request) -> Response:
-        """End a job, saved if it keeps checkpoints, or at once with `now`. The reason in the body is optional."""
+        """End a job, saved if it keeps checkpoints, or at once with `now`. The reason in the body is optional.
+
+        Answer as soon as that is decided; the job ends later. Raises as `_feed`.
+        """
         body = await read_body(request, StopRequest, self._body_s)
         why = {"why": body.why} if body.why else {}
         return await self._request(StopPooled(request.path_params["name"], body.now, **why))
@@ -242,7 +249,11 @@ class PoolApi:
         return json_answer({**asdict(found), "policy": policy.name})
 
     async def drain(self, request: Request) -> Response:
-        """Drain nodes: jobs leave them for maintenance. In a dry run, only return the forecast."""
+        """Drain nodes: jobs leave them for maintenance. In a dry run, only return the forecast.
+
+        Answer as soon as that is decided; the jobs leave later. Raises BadInputError or UnreachableError for no or
+        unknown nodes, and as `_feed`.
+        """
         body, state = await read_body(request, DrainRequest, self._body_s), self._shell.machine.state
         if body.dry_run:
             now = await self._shell.read_durable(state.copy)

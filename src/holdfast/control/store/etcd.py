@@ -96,7 +96,12 @@ class EtcdStore(Store):
             raise
 
     def get(self, key: str) -> Entry | None:
-        """Return the newest entry of `key`, or None. Raises BadInputError if holdfast did not write it."""
+        """Return the newest entry of `key`, or None.
+
+        Raises:
+            StoreError: the store is closed, or as `EtcdGateway.call`.
+            BadInputError: holdfast did not write the entry.
+        """
         self._check()
         found = self._gateway.call("kv/range", {"key": self._prefixed(key)}, _Range)
         return self._decode_entry(found.kvs[0]) if found.kvs else None
@@ -139,7 +144,10 @@ class EtcdStore(Store):
         return found.mod_revision - _FIRST if found is not None and found.value == kept else None
 
     def remove(self, key: str, expected_revision: int) -> bool:
-        """Remove a key if its revision is as expected. Return whether it does not exist now; see `Store.remove`."""
+        """Remove a key if its revision is as expected. Return whether it does not exist now; see `Store.remove`.
+
+        Raises StoreError if the store is closed, or as `EtcdGateway.call`.
+        """
         self._check()
         inside = self._prefixed(key)
         request = {

@@ -49,7 +49,10 @@ class MemoryStore(Store):
             return self._revision
 
     def remove(self, key: str, expected_revision: int) -> bool:
-        """Remove an entry if its revision is as expected. Return whether there is none now; see `Store.remove`."""
+        """Remove an entry if its revision is as expected. Return whether there is none now; see `Store.remove`.
+
+        Watches do not see a removal. Raises StoreError if the store is closed.
+        """
         with self._changed:
             self._check()
             known = self._entries.get(key)

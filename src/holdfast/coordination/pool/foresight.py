@@ -41,11 +41,12 @@ class _Replacements:
         ]
 
     def select(self, job: str, leaves: str) -> tuple[str, str]:
-        """Return the node that replaces a node of a job, and its present use in words; "" if none does.
+        """Return the node that replaces a node of a job, and its present use in words; ("", "") if none does.
 
         Nodes granted to the job come first, then nodes that other jobs give up. Each is returned once.
 
         Args:
+            job: the job
             leaves: The node to be replaced.
         """
         if mine := self._given.get(job):

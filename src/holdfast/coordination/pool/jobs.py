@@ -21,7 +21,9 @@ class PooledJobs:
         self._state = state
 
     def start_coordinators(self) -> None:
-        """Start a coordinator for each job that needs one: the old ones ended with the old server."""
+        """Start a coordinator for each job that runs, is being suspended or is stopping: the old ones ended with the
+        old server.
+        """
         for job in self._state.jobs.values():
             if job.state in COORDINATED:
                 self._state.start_coordinator(job)

@@ -165,7 +165,9 @@ class PooledNodes:
             self._state.away[here.name] = self._state.now
 
     def expire_nodes(self) -> None:
-        """Close connections that were silent for longer than the lease; now and then, forget nodes that stayed away."""
+        """Close connections that were silent for longer than the lease; their nodes keep their grants. Now and then,
+        forget nodes without a grant that stayed away.
+        """
         state = self._state
         before = state.now - state.config.lease_s
         for here in [node for node in state.connected.values() if node.seen < before]:

@@ -250,7 +250,12 @@ class JobPoolClient:
         return give_back(held, returned)
 
     def _update_roles(self, held: Held) -> Held:
-        """Return the grants with the roles that the members and the other connected nodes have now."""
+        """Return the grants with the roles (training or standby) that the members and the other connected nodes have
+        now.
+
+        Unchanged if they agree already and no standby joins. Standbys that the pool has just promoted keep the role of
+        their grant.
+        """
         here, standbys = self._transaction.members.nodes, self._transaction.members.standbys
         waiting, joining = self._summarize(held).waiting, self._joining
         if waiting == standbys.keys() and not joining:
@@ -329,7 +334,9 @@ class JobPoolClient:
         return [node for node in held.grants if node in away and node not in transaction.nodes_planned] if away else []
 
     def _summarize(self, held: Held) -> _HeldSummary:
-        """Return the summary of the grants, cached."""
+        """Return the nodes that must leave, the standbys and the number of training nodes of the grants, cached for the
+        same `held`.
+        """
         if self._summary is None or self._summary.of is not held:
             self._summary = _HeldSummary.summarize(held)
         return self._summary

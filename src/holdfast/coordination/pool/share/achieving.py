@@ -58,7 +58,14 @@ class Waf:
         """Divide the free nodes so that the weighted FLOP until the next failure are the most, losses by changes
         included; no job falls below its nodes.
 
-        The shares have that worth. Of equal divisions, the one by the policy's order wins.
+        The shares have that worth; without jobs they are `nodes`, without a worth. Of equal divisions, the one by the
+        policy's order wins.
+
+        Args:
+            nodes: nodes that each job has so far
+            bids: the jobs that can get more
+            free: nodes to divide
+            failure_rate: failures of a node per second
         """
         if not bids:
             return Shares(nodes)

@@ -58,7 +58,9 @@ class Bid:
     may_starve: bool = False
 
     def next_size(self, nodes: int) -> int | None:
-        """Return the next larger number of nodes on which the job can run, or None."""
+        """Return the next larger number of nodes, within the job's limits, on which it can run, or None if there is
+        none.
+        """
         if self.sizes:
             return next((size for size in self.sizes if size > nodes and self.least <= size <= self.most), None)
         return max(nodes + 1, self.least) if nodes < self.most else None
