@@ -252,8 +252,9 @@ class GrantProcesses:
     async def _wait_for_agent(self, child: ChildProcess) -> None:
         """Wait for the end of the job's agent.
 
-        After the end of the grant, the agent of a finished job ends with the script's code. Any other agent gets
-        SIGINT, and is killed after `END_S` seconds with all processes except the process template.
+        If the grant ends because the job has finished, the agent may run until its script has ended. Otherwise, or once
+        `end` is called, it gets SIGINT, and is killed after `END_S` seconds with all processes except the process
+        template.
         """
         ended = asyncio.ensure_future(wait_or_end_frozen(child))
         over, ends = asyncio.ensure_future(self._over.wait()), asyncio.ensure_future(self._ends.wait())

@@ -82,7 +82,8 @@ class EtcdGateway:
             kind: type of the decoded answer.
 
         Raises:
-            StoreAwayError: no member answers; the request may or may not have been carried out.
+            StoreAwayError: no member answers, or all refuse a user that was accepted before; the request may or may not
+                have been carried out.
             EtcdRefusalError: etcd refuses the request, or its user.
             StoreError: the server is not an etcd.
         """

@@ -144,7 +144,8 @@ class Allocator:
         """Plan how many nodes each job should have, emit the plan if it is new, and do the part that is possible now:
         promote standbys, admit and resize jobs, recall, move and grant nodes.
 
-        Also request plans for the next events.
+        Also update the failure rate and the stranded jobs, and if the policy uses throughput, request plans for the
+        next events.
         """
         self._moves.cancel_hopeless()
         self._state.update_failure_rate(self._plan.observed_failure_rate())

@@ -134,7 +134,11 @@ class Pool:
         return demand, demand_after(self.state, demand, self._allocator.build_bid, change)
 
     def _apply_input(self, event: PoolInput) -> None:
-        """Pass an input to its handler. Messages of unknown connections are ignored, except the first one."""
+        """Pass an input to its handler. A node's first message on a known connection, and others on an unknown one, are
+        ignored.
+
+        Raises as `handle_request`.
+        """
         match event:
             case NodeMessage(connection, message):
                 here = self.state.by_connection.get(connection)

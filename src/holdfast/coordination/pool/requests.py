@@ -35,8 +35,8 @@ CHANGEABLE = ("min_nodes", "max_nodes", "sizes", "weight", "priority")
 
 
 def check_sharing(spec: JobSpec) -> None:
-    """Refuse a job with contradictory settings for a pool: sizes outside of its limits, an incomplete pace, or
-    preemptible without checkpoints.
+    """Refuse a job with contradictory settings for a pool: `min_nodes` above `max_nodes`, sizes of which none lies
+    within these, an incomplete pace, or preemptible without checkpoints.
 
     Raises:
         BadInputError: with the setting and the value

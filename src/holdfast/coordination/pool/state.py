@@ -406,7 +406,10 @@ class PoolState:
         return [name for name in self.connected if name not in self.grants and not self.nodes[name].drained]
 
     def usable_count(self, job: str) -> int:
-        """Return how many nodes a job has not refused: granted, connected, expected, or recently disconnected ones."""
+        """Return how many nodes a job has not refused: granted, connected, expected, or recently disconnected ones.
+
+        Nodes without a grant that were away for longer than the pool waits for them do not count.
+        """
         before = self.now - self.config.back_s
         present = [name for name in self.nodes if name in self.grants or self.away.get(name, self.now) > before]
         refused = self.refused.get(job, frozenset())

@@ -235,7 +235,7 @@ def _plan_exchange(then: _Assignment, job: str, old: str, node: str, *, goes_on:
     """Return the moves by which a job leaves `old` for `node`.
 
     If another job has `node`, that job first moves to the free node that suits it best, and if `goes_on`, later on to
-    `old`. [] if it accepts no free node, or not `old`.
+    `old`. [] if that job accepts no free node, or if `goes_on` and it does not accept `old`.
     """
     other = then.owners.get(node)
     if other is None:
