@@ -43,7 +43,7 @@ def test_no_memory_samples_are_requested_at_job_start() -> None:
         assert not job.sent(TakeMemory)
 
 
-def test_one_remaining_node_is_asked_for_memory_samples_after_a_shrink() -> None:
+def test_memory_samples_of_one_remaining_node_are_requested_after_a_shrink() -> None:
     job = shrunk()
     question = asked(job)
     assert AFTER_S + BEFORE_S <= question.seconds < AFTER_S + BEFORE_S + 0.5

@@ -33,7 +33,7 @@ def test_decoding_an_encoded_placement_returns_the_counts(data: st.DataObject) -
 
 
 @given(st.binary(min_size=1, max_size=64))
-def test_invalid_blobs_raise_value_error(blob: bytes) -> None:
+def test_arbitrary_bytes_decode_to_a_placement_or_raise_value_error(blob: bytes) -> None:
     try:
         counts = decode_experts(blob + b"\x00" * (len(blob) % 2), SHAPE)
     except ValueError:

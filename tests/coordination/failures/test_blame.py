@@ -27,7 +27,7 @@ def test_an_exception_repeated_on_a_second_node_blames_the_script() -> None:
     assert blamed(raised("a", micro_batch=None), raised("b", micro_batch=None)) == ["a", "b"]
 
 
-def test_different_exceptions_blame_each_node() -> None:
+def test_exceptions_that_differ_between_nodes_do_not_blame_the_script() -> None:
     assert blamed(raised("a"), raised("a")) == []
     assert blamed(raised("a"), raised("b", step=8)) == []
     assert blamed(raised("a"), raised("b", micro_batch=3)) == []

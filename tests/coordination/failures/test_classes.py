@@ -127,7 +127,7 @@ def test_site_rules_precede_the_table_and_the_first_match_applies() -> None:
     assert classes.classify(FailureKind.HANG, Detector.TIMEOUT, "").status == "task_hang"
 
 
-def test_a_rule_may_be_for_one_detector_and_take_its_name_from_the_message() -> None:
+def test_a_rule_can_be_limited_to_a_detector_and_use_a_group_in_its_status() -> None:
     classes = FailureClasses([rule(r"fan (\d+)", r"fan_\1", NODE, Detector.PROCESS)])
     assert classes.classify(FailureKind.PROCESS_EXIT, Detector.PROCESS, "fan 12 stands").status == "fan_12"
     assert classes.classify(FailureKind.EXCEPTION, Detector.EXCEPTION, "fan 12 stands").status == UNKNOWN

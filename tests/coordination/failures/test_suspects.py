@@ -69,7 +69,7 @@ def test_a_worker_that_only_waits_longer_is_not_a_suspect() -> None:
     assert list(Suspects().find_suspects(WORKERS, reports(*REDUCING), complaints, 4)) == ["n3"]
 
 
-def test_of_two_workers_unreachable_for_each_other_the_later_is_removed() -> None:
+def test_of_two_mutually_unreachable_workers_the_later_is_removed() -> None:
     complaints = dict([complaint("n1", "n2", timed_out=True), complaint("n2", "n1", timed_out=True)])
     assert list(Suspects().find_suspects(WORKERS, reports(*REDUCING), complaints, 4)) == ["n2"]
 
@@ -159,7 +159,7 @@ def test_a_worker_that_timed_out_is_not_a_suspect_in_any_phase() -> None:
     assert list(Suspects().find_suspects(WORKERS, standing, complaints, 4)) == ["n1"]
 
 
-def test_an_unreachable_non_member_is_no_evidence() -> None:
+def test_an_unreachable_non_member_is_not_counted_as_evidence() -> None:
     complaints = dict([complaint("n1", "n2", "n9", timed_out=True), complaint("n2", "n1"), complaint("n3", "n9")])
     assert list(Suspects().find_suspects(WORKERS, reports(*REDUCING), complaints, 4)) == ["n2"]
 
@@ -220,7 +220,7 @@ def test_of_two_mutually_unreachable_workers_the_one_without_state_is_removed() 
     assert list(named) == ["n0"]
 
 
-def test_unreachable_newcomers_are_removed_before_the_member_that_is_needed() -> None:
+def test_newcomers_unreachable_for_all_members_are_removed_before_a_member() -> None:
     complaints = dict([complaint("n0", "n2", "n3", timed_out=True)])
     one_holder = newcomers("n1", "n2", "n3")
     assert set(Suspects().find_suspects(WORKERS, reports(*REDUCING), complaints, 4, transfers=one_holder)) == {

@@ -108,16 +108,16 @@ def test_a_stopped_process_is_hung_once_it_was_waited_for() -> None:
     assert judge_standstill(case(stopped, *map(waiting, "bcd"), overdue=False)) == Finding()
 
 
-def test_a_node_that_does_not_answer_is_silent_once_the_step_is_overdue() -> None:
+def test_a_node_that_does_not_answer_is_named_once_the_step_is_overdue() -> None:
     assert judge_standstill(case(*map(waiting, "abc"), silent=("d",))) == Finding(silent=("d",))
     assert judge_standstill(case(*map(waiting, "abc"), silent=("d",), overdue=False)) == Finding()
 
 
-def test_no_node_is_silent_if_more_are_silent_than_wait() -> None:
+def test_no_silent_node_is_named_if_more_nodes_are_silent_than_wait() -> None:
     assert judge_standstill(case(waiting("a"), silent=("b", "c", "d"))) == Finding()
 
 
-def test_no_node_is_silent_if_no_worker_waits() -> None:
+def test_no_silent_node_is_named_if_no_worker_waits() -> None:
     assert judge_standstill(case(*(stand(node, for_s=0.1) for node in "abc"), silent=("d",))) == Finding()
 
 

@@ -117,7 +117,7 @@ def test_starvation_before_the_first_check_is_not_excluded() -> None:
     assert 100.0 + LIMIT_S < at < 100.0 + LIMIT_S + 0.03
 
 
-def test_a_lower_starvation_time_of_a_new_activity_is_no_error() -> None:
+def test_a_new_process_with_less_starvation_is_late_at_its_own_limit() -> None:
     watch = made()
     assert look_until(watch, replace(COMPUTING, starved_s=50.0), 100.0, 100.3) == []
     (at, _), *_ = look_until(watch, replace(COMPUTING, since=100.3, starved_s=0.1), 100.3, 102.0)

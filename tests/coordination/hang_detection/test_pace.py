@@ -42,7 +42,7 @@ def test_the_first_steps_have_the_limit_of_unknown_work() -> None:
     assert pace.together_s == TOGETHER_S
 
 
-def test_an_outage_of_the_coordinator_does_not_count_as_a_slow_step() -> None:
+def test_a_coordinator_outage_does_not_count_as_a_slow_step() -> None:
     pace = trained(10)
     pace.restart_waiting(100.0)
     assert not pace.should_ask(100.1)

@@ -65,7 +65,7 @@ def test_with_off_no_straggler_is_reported() -> None:
     assert report_compute_times(job, "n1", 40) == []
 
 
-def test_a_standby_replaces_a_straggler_that_is_the_last_choice_as_standby() -> None:
+def test_a_straggler_replaced_by_a_standby_is_used_only_as_last_resort() -> None:
     job = started("move", "s0")
     report_compute_times(job, "", 20)
     (found,) = report_compute_times(job, "n1", 20)
