@@ -219,7 +219,8 @@ def count_kept(
 ) -> tuple[int | None, int | None]:
     """Return how many micro-batches of the interrupted step are kept, and how many must be repeated.
 
-    Each is None if no step was interrupted, or if it is unknown, such as the work of lost ranks.
+    If the step is finished (FORWARD), all are kept. Each is None after a start or rollback; the second one also if it
+    is unknown, such as the work of lost ranks.
 
     Args:
         assignment: the assignment of the repeated step, from `first_assignment`.

@@ -49,7 +49,8 @@ class Interruption:
     def start(self, failed_at: float, *, reason: str = FAILURE) -> None:
         """Interrupt the generation: order the members of the current and the pending plan to stop and report.
 
-        If none is in force, or it is interrupted already, only a failure replaces the reason.
+        If none is in force, or it is interrupted already, nothing is sent; a failure then replaces the reason of a
+        planned change.
 
         Args:
             failed_at: when the cause began, in Unix seconds.

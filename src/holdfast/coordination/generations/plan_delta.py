@@ -227,7 +227,7 @@ def _ranks_of(run: Stayers | NewMembers) -> Sequence[int | None]:
 
 
 def _members(change: PlanChange, base: GenerationPlan | None) -> tuple[Member, ...]:
-    """Return a delta's members: copies from the base, and new ones."""
+    """Return a delta's members in rank order: copies from the base, and new ones."""
     known = base.members if base is not None else ()
     runs = (
         known[run.first : run.first + run.count] if isinstance(run, Stayers) else _made(run) for run in change.members

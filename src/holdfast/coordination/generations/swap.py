@@ -111,9 +111,10 @@ class PendingGeneration:
         return fresh
 
     def prepare(self, plan: GenerationPlan) -> None:
-        """Propose a plan with the newcomers, or without newcomers a better division of micro-batches, if there is one.
+        """Propose a plan with the newcomers, or without newcomers a better division of micro-batches.
 
-        With experts, nodes that replace others join before all other newcomers.
+        Nothing is proposed if there is neither. With experts, nodes that replace others join before all other
+        newcomers.
         """
         transaction = self._transaction
         fresh = self.newcomers(plan)
@@ -230,7 +231,8 @@ class PendingGeneration:
         return self._lost_at if pending is not None and pending.generation == self._disarming else None
 
     def cancel(self, suspects: Collection[str] | None = None) -> None:
-        """Cancel a pending plan that cannot come into force: tell its members, and retry a little later.
+        """Cancel a pending plan that cannot come into force: tell its members, and retry a little later. It must not be
+        armed.
 
         Args:
             suspects: the workers with which the group could not be built, as far as known; None without suspects. They

@@ -224,8 +224,9 @@ class HangProbe:
     # ---- probes and their results ----
 
     def _send_probe(self) -> None:
-        """Send a probe to the nodes of all planned workers, and schedule the next one: rarer, the longer the
-        standstill.
+        """Send a probe to the nodes of all planned workers, in place of an earlier one, and schedule the next.
+
+        The longer the standstill lasts, the rarer are the probes, but one is due when the step becomes overdue.
         """
         transaction, stopping = self._transaction, self._stopping
         nodes = transaction.members.nodes

@@ -118,7 +118,7 @@ class StackDumps:
 
 
 def _describe_worker(dump: _Dump, worker: str) -> SeenWorker:
-    """Return the activity and collectives of a worker, for the event."""
+    """Return the activity and collectives of a worker, for the event; no collectives if its stack has not arrived."""
     stand, stack = dump.stands[worker], dump.stacks.get(worker)
     collectives = tuple(
         SeenWait(what=one.what, size=one.size, bytes=one.bytes, began_s=one.began_s, took_s=one.took_s)

@@ -263,7 +263,8 @@ class Coordinator:
     def _improve_plan(self, plan: GenerationPlan) -> None:
         """Prepare improvements of a settled plan: warm standbys, additional nodes, a better expert placement.
 
-        If all workers restart together, additional nodes interrupt the generation instead of joining during training.
+        If the recovery restarts all workers together, additional nodes interrupt the generation instead of joining
+        during training. The placement is changed only if the plan is still not about to change.
         """
         self.context.standbys.order_warm_ups(plan)
         self.context.draining.promote_replacements()

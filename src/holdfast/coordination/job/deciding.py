@@ -485,8 +485,11 @@ class GenerationDecider:
         return bool(named or transfers.failed)
 
     def _collect_transfers(self, plan: GenerationPlan, complaints: Mapping[str, Complaint]) -> StateTransfers:
-        """Return the failed state transfers of the stopped generation, and record its failed and successful ones by
-        node.
+        """Return the evidence about the stopped generation's state transfers, and record by node which failed or
+        succeeded.
+
+        It holds the failed transfers, the members that still lack the state (none while it is the initial one), the
+        receivers with too many tries, and the suspect nodes.
         """
         record, reports, history = (
             self._transaction.record,
@@ -528,13 +531,13 @@ class GenerationDecider:
         )
 
     def _execute(self, verdict: Verdict | NothingLeft, workers: list[str], reports: Mapping[str, Report]) -> None:
-        """Carry out a verdict: end or finish the job, or begin a generation of these workers, after a rollback if it
-        needs one.
+        """Carry out a verdict: end or finish the job, or begin a generation, after a rollback if it needs one.
 
         A closing job ends if nothing is left to save, and a job fails if no state is left. If no worker is available,
         or none has a whole initial state, only the decision is recorded, and `start` continues later.
 
         Args:
+            workers: the possible members of the generation, in complete replica groups.
             reports: the reports of members that keep their state.
         """
         if self._closing.under_way and not self._leads_to_unsaved(verdict):
@@ -599,7 +602,10 @@ class GenerationDecider:
         return "rollback" if known else "start"
 
     def restart_from_save(self) -> None:
-        """Restart all workers from the state that is saved now; under another layout if this one is too large."""
+        """Restart all workers from the state that the closing job has just saved, and no longer close the job.
+
+        If the current layout is too large, they start under another one.
+        """
         self._closing.on_renewed()
         if not self._failing.leave_too_large():
             self._restart_workers()

@@ -221,9 +221,11 @@ class MessageHandlers:
             self._context.pending_generation.on_worker_attached()
 
     def _report_unfit(self, node: Node, why: str) -> None:
-        """Report a node that was refused because it does not fit the job; a refused standby is reported as such.
+        """Report a node that was refused because it does not fit the job, and forget it; a refused standby is reported
+        as such.
 
-        A node that was part of the job is only noted: it counts as lost once its connection ends.
+        A node that was part of the job is not reported or forgotten, but `why` is kept as the last refusal: the node
+        counts as lost once its connection ends.
         """
         if node.standby:
             self._context.standbys.report_unfit(node, why)
@@ -414,8 +416,10 @@ class MessageHandlers:
     def _on_complaint(self, node: Node, message: msg.Complaint) -> None:
         """Handle a worker's complaint that its collectives or transfers fail.
 
-        In the pending generation, cancel it without the unreachable workers. From a member of the one in force,
-        interrupt it and keep the complaint, unless the interruption explains it. Others are ignored.
+        From a member of the pending generation: cancel that, and leave the unreachable workers, and the one that
+        complains of them, out for a while; if some members may have swapped already, interrupt the current generation
+        instead. From a member of the one in force: interrupt it and keep the complaint, unless the interruption
+        explains it. Others are ignored.
         """
         pending = self._transaction.record.pending
         if pending is not None and message.generation == pending.generation:

@@ -38,8 +38,8 @@ def plan_fault(
 ) -> tuple[int, NodeFault | ToWorker]:
     """Return the connection and the message that cause the fault.
 
-    A fault of a whole node goes to its agent, if it is immediate. Any other one goes to the given worker, or to worker
-    0, which then applies it to its whole node.
+    Without a worker, step or phase, a kill, exit, freeze, link-down or clock-jump goes to the agent of the node, which
+    applies it at once. Any other one goes to the given worker, or to worker 0, which then applies it to its whole node.
 
     Raises:
         BadInputError: faults are not allowed in this job, or the request is invalid.

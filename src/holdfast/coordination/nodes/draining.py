@@ -272,7 +272,13 @@ class Draining:
         return cold_s + self._costs.step_s + self._costs.of(Cost.DECISION)
 
     def _keep_details(self, one: Departure, *, replaced: bool) -> None:
-        """Keep the time that was left and the missing standby, for the event when a node with a deadline has left."""
+        """Note for the event of a node's leaving how much of its grace was left, and, unless `replaced`, that it has no
+        standby.
+
+        Args:
+            one: the departure of a node with a deadline.
+            replaced: whether a standby takes over its ranks.
+        """
         grace_s, left_s = one.until - one.since, one.until - self._transaction.now
         how = f"told to end with a grace of {grace_s:g} s, of which {max(left_s, 0.0):.1f} s were left"
         cold_s = self._replaced_in_s()
@@ -563,7 +569,7 @@ class Draining:
         return ""
 
     def _find_replacing_workers(self, names: Collection[str]) -> list[str]:
-        """Return the workers of the standbys that would replace these nodes now."""
+        """Return the workers of the warm standbys that would replace these nodes now; nodes without one are skipped."""
         known, since = {one.node: one for one in self._transaction.record.leaving}, self._transaction.now
         found = self._replacements.select_standbys(
             [known.get(name, Departure(node=name, since=since)) for name in names]

@@ -45,8 +45,10 @@ class RecordAge:
             self._confirmed = self._transaction.members.entered(self._plan)
 
     def newer_than_record(self, hello: Hello) -> str:
-        """Return which newer generation an agent knows, in words; "" if the record is complete, or confirmed as
-        current.
+        """Return, in words, that an agent knows a newer generation than the record from the store; "" if it does not.
+
+        Also "" if the record is confirmed as current. An agent that knows another job identity counts only if the
+        record has no generation, as after the loss of the store.
         """
         record, heard = self._transaction.record, hello.heard
         if heard.identity != record.identity:

@@ -372,7 +372,10 @@ class StandbyNodes:
         )
 
     def _void_initial_states(self, workers: Iterable[str]) -> None:
-        """Record that these workers have no intact initial state, because they warm up, or have, or have trained."""
+        """Record that these workers have no intact initial state: they warm up or have warmed up, or have trained.
+
+        Only the newest entries are kept, up to a maximum number.
+        """
         self._void.update(dict.fromkeys(workers))
         for worker in list(itertools.islice(self._void, max(0, len(self._void) - _KEPT_WORKERS))):
             del self._void[worker]

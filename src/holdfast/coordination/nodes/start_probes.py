@@ -211,7 +211,9 @@ class StartProbes:
         return why_unreachable(self._node(one).name, "the others", {self._node(it).name: why for it, why in failed})
 
     def _why_unclear(self, one: int) -> str:
-        """Return that it is unknown which of two nodes is faulty, with their error and the remedy."""
+        """Return that it is unknown whether the node of connection `one` or its first failed peer is faulty, with the
+        remedy.
+        """
         other, error = next(iter(self._failed[one].items()))
         first, last = self._node(other), self._node(one)
         return (
