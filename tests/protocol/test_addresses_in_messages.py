@@ -39,7 +39,7 @@ def test_a_text_that_is_not_an_address_is_not_decoded(kind: type[msgspec.Struct]
 @given(st.text("ab.:%_-0[]é\0 ", max_size=12))
 @example("a." * 126 + "b")
 @example("x" * 63)
-def test_a_look_up_of_an_address_that_was_decoded_fails_with_an_os_error(value: str) -> None:
+def test_looking_up_a_decoded_address_fails_only_with_an_os_error(value: str) -> None:
     with contextlib.suppress(msgspec.ValidationError):
         address = convert(Hello, "address", value)
         with contextlib.suppress(OSError):

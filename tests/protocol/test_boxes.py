@@ -61,13 +61,13 @@ def strewn(draw: st.DrawFn) -> tuple[tuple[int, ...], list[Box]]:
 
 
 @given(cut_up())
-def test_what_a_tensor_is_cut_into_makes_it_up(case: tuple[tuple[int, ...], list[Box]]) -> None:
+def test_the_pieces_of_a_tensor_cover_it(case: tuple[tuple[int, ...], list[Box]]) -> None:
     whole, boxes = case
     assert cover_exactly(boxes, whole)
 
 
 @given(st.one_of(strewn(), cut_up()), st.data())
-def test_boxes_make_up_a_tensor_if_each_element_is_in_one(
+def test_boxes_cover_a_tensor_if_each_element_is_in_exactly_one(
     case: tuple[tuple[int, ...], list[Box]], data: st.DataObject
 ) -> None:
     whole, boxes = case
@@ -82,7 +82,7 @@ def test_boxes_make_up_a_tensor_if_each_element_is_in_one(
 
 
 @given(strewn())
-def test_what_two_boxes_have_in_common(case: tuple[tuple[int, ...], list[Box]]) -> None:
+def test_the_intersection_of_two_boxes_has_their_common_elements(case: tuple[tuple[int, ...], list[Box]]) -> None:
     whole, boxes = case
     for one in boxes:
         for other in boxes:
@@ -121,7 +121,7 @@ def test_pieces_of_any_boxes_are_joined(folder: Callable[[], Path], case: tuple[
     assert b"".join(content) == make_header([described]) + values.tobytes()
 
 
-def test_a_dense_jobs_header_is_what_it_has_always_been() -> None:
+def test_the_header_of_a_dense_job_is_compatible_with_all_versions() -> None:
     """Earlier versions must read this header, and later versions must read earlier headers."""
     pieces = [
         StoredPiece(name="w", code="F32", box=Box((2, 0), (1, 3))),

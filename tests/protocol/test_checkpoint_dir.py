@@ -65,7 +65,7 @@ def test_a_checkpoint_counts_only_with_its_manifest(tmp_path: Path) -> None:
     seal(tmp_path, name)  # told twice
 
 
-def test_writers_of_two_lineages_never_touch_each_others_files(tmp_path: Path) -> None:
+def test_writers_of_two_lineages_never_change_each_others_files(tmp_path: Path) -> None:
     """Reproducer fence.py: an expelled writer wakes up and seals its checkpoint of the abandoned lineage."""
     abandoned, decided = write(tmp_path, 20, generation=1), write(tmp_path, 20, generation=2)
     seal(tmp_path, decided)
@@ -76,7 +76,7 @@ def test_writers_of_two_lineages_never_touch_each_others_files(tmp_path: Path) -
     assert checkpoint_dir.find_usable_checkpoints(LocalStorage(tmp_path), pytest.fail) == [decided]
 
 
-def test_what_is_damaged_before_it_is_kept_is_told(tmp_path: Path) -> None:
+def test_a_file_damaged_before_the_seal_is_reported(tmp_path: Path) -> None:
     name = write(tmp_path, 12)
     (tmp_path / name.folder / "a.bin").write_bytes(b"")
     with pytest.raises(DamagedCheckpointError, match="cut short"):
@@ -104,7 +104,7 @@ def test_checkpoints_of_earlier_versions_are_found(tmp_path: Path) -> None:
     assert [name.folder for name in found] == ["step-00000010", "step-00000020"]
 
 
-def test_damaged_ones_are_told_and_stand_in_nobodys_way(tmp_path: Path) -> None:
+def test_damaged_checkpoints_are_reported_and_skipped(tmp_path: Path) -> None:
     """Reproducer prune.py: two damaged ones with higher numbers."""
     for term, step in ((1, 10), (1, 20), (2, 90), (3, 100)):
         path = kept(tmp_path, step, term=term)
@@ -127,7 +127,7 @@ def test_damaged_ones_are_told_and_stand_in_nobodys_way(tmp_path: Path) -> None:
         ('{"format": 2, "step": 9, "files": {"\\ud800": {"bytes": 1, "sha256": ""}}}', "names a file that no"),
     ],
 )
-def test_a_manifest_of_any_kind_is_damaged_at_worst(tmp_path: Path, manifest: str, words: str) -> None:
+def test_an_invalid_manifest_makes_the_checkpoint_damaged(tmp_path: Path, manifest: str, words: str) -> None:
     checkpoint = kept(tmp_path, 9)
     (checkpoint / "manifest.json").write_text(manifest)
     with pytest.raises(DamagedCheckpointError, match=words):
@@ -135,7 +135,7 @@ def test_a_manifest_of_any_kind_is_damaged_at_worst(tmp_path: Path, manifest: st
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "a.bin"])
-def test_what_is_no_file_is_not_waited_for(tmp_path: Path, name: str) -> None:
+def test_a_pipe_in_a_checkpoint_is_not_read(tmp_path: Path, name: str) -> None:
     """A pipe without a writer blocked the start of the job forever."""
     checkpoint = kept(tmp_path, 9)
     if name != "manifest.json":
@@ -149,7 +149,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path, name: str) -> None:
         verify(checkpoint)
 
 
-def test_what_a_later_generation_went_back_behind_is_abandoned() -> None:
+def test_steps_that_a_later_generation_rolled_back_are_abandoned() -> None:
     def name(generation: int, step: int) -> CheckpointName:
         return CheckpointName(term=1, generation=generation, step=step)
 
@@ -157,7 +157,7 @@ def test_what_a_later_generation_went_back_behind_is_abandoned() -> None:
     assert newest_lineage(names) == [name(1, 10), name(2, 20), name(2, 25), name(3, 40)]
 
 
-def test_only_what_is_named_is_removed_and_what_was_left_unfinished_before_it(tmp_path: Path) -> None:
+def test_only_named_and_older_unfinished_checkpoints_are_removed(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     write(tmp_path, 3, "aa")
     write(tmp_path, 3, "bb", generation=2)
@@ -178,7 +178,7 @@ def test_only_what_is_named_is_removed_and_what_was_left_unfinished_before_it(tm
     ]
 
 
-def test_a_checkpoint_that_is_sealed_while_leftovers_are_removed_stays_whole(tmp_path: Path) -> None:
+def test_a_checkpoint_sealed_during_a_cleanup_stays_complete(tmp_path: Path) -> None:
     """An older checkpoint may be sealed after a newer one of its generation: by another thread, or on another node."""
 
     class Racing(LocalStorage):
@@ -206,7 +206,7 @@ class FullOfDirectories(LocalStorage):
         super().remove(path)
 
 
-def test_a_checkpoint_that_is_half_removed_counts_no_more(tmp_path: Path) -> None:
+def test_a_partly_removed_checkpoint_does_not_count(tmp_path: Path) -> None:
     storage = FullOfDirectories(tmp_path)
     gone, stays = kept(tmp_path, 1), kept(tmp_path, 2)
     with pytest.raises(OSError, match="Input/output error"):
@@ -214,7 +214,7 @@ def test_a_checkpoint_that_is_half_removed_counts_no_more(tmp_path: Path) -> Non
     assert [name.folder for name in checkpoint_dir.find_checkpoints(storage)] == [stays.name]
 
 
-def test_a_folder_that_another_node_removes_meanwhile_is_no_error(tmp_path: Path) -> None:
+def test_a_folder_removed_by_another_node_during_a_cleanup_is_not_an_error(tmp_path: Path) -> None:
     """Two nodes clean up at the same time: one removes a folder that the other has just listed."""
 
     class Racing(LocalStorage):
@@ -232,7 +232,7 @@ def test_a_folder_that_another_node_removes_meanwhile_is_no_error(tmp_path: Path
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(st.sampled_from([*FILES, checkpoint_dir.MANIFEST]), st.data())
-def test_any_file_that_is_cut_short_or_altered_is_noticed(
+def test_every_shortened_or_altered_file_is_detected(
     tmp_path_factory: pytest.TempPathFactory, name: str, data: st.DataObject
 ) -> None:
     checkpoint = kept(tmp_path_factory.mktemp("checkpoint"), 3)
@@ -270,12 +270,12 @@ def test_a_manifest_cannot_point_outside(tmp_path: Path, name: str) -> None:
     "name",
     ["../x", "step-1", "step-00000001/..", "", ".writing-00000001-ab", "/tmp", "step-000000001", "step-00000001\n"],
 )
-def test_names_from_elsewhere_are_never_paths(tmp_path: Path, name: str) -> None:
+def test_invalid_names_are_never_used_as_paths(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match="not the name of a checkpoint"):
         checkpoint_dir.remove(LocalStorage(tmp_path), [name])
 
 
-def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+def test_an_unusable_checkpoint_directory_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
     with pytest.raises(BadInputError, match="cannot be made"):

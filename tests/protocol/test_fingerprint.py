@@ -22,7 +22,7 @@ def sums(settings: Sequence[int], *, places: int = 1, step: int = 3, state: int 
 
 
 @given(st.lists(st.integers(0, (1 << 62) - 1), min_size=1, max_size=4), st.integers(1, 2000), st.integers(1, 1 << 40))
-def test_equal_settings_are_equal_and_one_other_is_found(values: list[int], workers: int, step: int) -> None:
+def test_one_different_fingerprint_is_found(values: list[int], workers: int, step: int) -> None:
     same = [values[0]] * workers
     assert find_unequal_roles(sums(same, step=step), workers) == ()
     other = [*same, values[0] ^ 1]
@@ -39,7 +39,7 @@ def test_sums_of_many_workers_are_exact(workers: int) -> None:
     assert find_unequal_roles([row[0] * workers + 1, row[1] * workers], workers) == (0,)
 
 
-def test_roles_are_compared_each_with_its_own() -> None:
+def test_each_role_is_compared_separately() -> None:
     assert find_unequal_roles(sums([1, 2, 1, 2, 1, 2], places=2), 6) == ()
     assert find_unequal_roles(sums([1, 2, 1, 3, 1, 2], places=2), 6) == (1,)
     assert find_unequal_roles(sums([1, 2, 4, 3, 1, 2], places=2), 6) == (0, 1)
@@ -59,5 +59,5 @@ def test_step_state_and_version_are_compared() -> None:
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), 0.5])
-def test_nonsense_in_the_sums_is_unequal(wrong: float) -> None:
+def test_invalid_sums_count_as_unequal(wrong: float) -> None:
     assert find_unequal_roles([wrong, 1.0], 2) == (0,)

@@ -14,7 +14,7 @@ from holdfast.protocol.job_spec import MOST, CheckpointSpec, JobSpec, OutputSpec
     ("script", "name"),
     [("train.py", "train"), ("a/b c.py", "b-c"), (".hidden.py", "hidden"), ("", "job"), ("ö.py", "job")],
 )
-def test_a_job_without_a_name_has_its_scripts(script: str, name: str) -> None:
+def test_a_job_without_a_name_is_named_after_its_script(script: str, name: str) -> None:
     assert JobSpec(script=script).settled("/here").name == name
     assert JobSpec(script=script, name="mine").settled("/here").name == "mine"
 
@@ -30,22 +30,22 @@ def test_paths_are_made_absolute() -> None:
     assert JobSpec().settled("/here").checkpoint.dir == ""
 
 
-def test_the_first_step_waits_for_all_nodes_unless_fewer_will_do() -> None:
+def test_a_job_begins_with_its_minimum_of_nodes_or_else_with_all() -> None:
     assert JobSpec(max_nodes=5).nodes_to_begin == 5
     assert JobSpec(min_nodes=2, max_nodes=5).nodes_to_begin == 2
 
 
-def test_what_restarts_all() -> None:
+def test_only_the_restart_policy_restarts_all_workers() -> None:
     assert RecoverySpec(on_node_failure="restart-all").restarts_all
     assert not RecoverySpec().restarts_all
 
 
-def test_it_travels_as_json() -> None:
+def test_a_job_spec_survives_json() -> None:
     spec = JobSpec(script="train.py", args=("--steps", "5"), recovery=RecoverySpec(join_window=2.5))
     assert msgspec.json.decode(msgspec.json.encode(spec), type=JobSpec) == spec
 
 
-def test_every_whole_number_has_room_in_what_keeps_and_sends_it() -> None:
+def test_every_integer_of_a_job_spec_fits_into_messagepack() -> None:
     """One that MessagePack cannot take ended a pool's server, which had a client's job to write down."""
     for key in keys_of(JobSpec).values():
         kinds = key.kind.types if isinstance(key.kind, inspect.UnionType) else (key.kind,)
