@@ -33,7 +33,7 @@ def evaluation(data: Any = DATA, **options: Any) -> ModelEvaluation:
     ("data", "sizes"),
     [(DATA, [4, 4, 2]), (DataLoader(DATA, batch_size=3), [3, 3, 3, 1]), (DataLoader(DATA, batch_size=None), [4, 4, 2])],
 )
-def test_each_sample_is_in_one_shard(data: Any, sizes: list[int]) -> None:
+def test_each_sample_is_in_exactly_one_shard(data: Any, sizes: list[int]) -> None:
     one = evaluation(data)
     batches = [one.fetch(1, shard)[0] for shard in range(one.shards)]
     assert [len(batch) for batch in batches] == sizes
@@ -42,7 +42,7 @@ def test_each_sample_is_in_one_shard(data: Any, sizes: list[int]) -> None:
     assert one.combine(results) == {"loss": pytest.approx(X.mean().item())}
 
 
-def test_a_collate_function_is_used() -> None:
+def test_the_collate_function_of_a_loader_is_used() -> None:
     loader = DataLoader(DATA, batch_size=5, collate_fn=lambda samples: len(samples))
     assert [evaluation(loader).fetch(1, shard) for shard in range(2)] == [5, 5]
 
@@ -67,7 +67,7 @@ class Stream(IterableDataset[int]):
         ({"data": Stream()}, "the data set is a Stream: it needs __len__"),
     ],
 )
-def test_what_does_not_fit_is_refused(options: dict[str, Any], why: str) -> None:
+def test_invalid_evaluation_options_are_refused(options: dict[str, Any], why: str) -> None:
     with pytest.raises(BadInputError, match=why):
         evaluation(**options)
 
@@ -82,25 +82,25 @@ def test_what_does_not_fit_is_refused(options: dict[str, Any], why: str) -> None
         ({f"{number:90}": 1.0 for number in range(100)}, "100 values: with their names they may have .* return fewer"),
     ],
 )
-def test_what_is_no_means_by_name_is_refused(found: Any, why: str) -> None:
+def test_invalid_results_of_an_evaluation_function_are_refused(found: Any, why: str) -> None:
     with pytest.raises(BadInputError, match=why):
         evaluation().make_result(0, found)
 
 
-def test_every_shard_has_the_same_names_and_what_is_monitored() -> None:
+def test_every_shard_must_return_the_same_names_and_the_monitored_one() -> None:
     with pytest.raises(BadInputError, match=r"returned \['a'\] for shard 0 and \['b'\] for shard 1"):
         evaluation().combine([ShardResult(4, {"a": 1.0}), ShardResult(4, {"b": 1.0}), ShardResult(2, {"a": 1.0})])
     with pytest.raises(BadInputError, match=r"monitor='loss'\): its function returns \['a'\]: monitor one"):
         evaluation(keep=1).combine([ShardResult(4, {"a": 1.0})] * 3)
 
 
-def test_who_has_which_shard_first() -> None:
+def test_the_first_holder_of_each_shard_is_found() -> None:
     result = ShardResult(1, {})
     bits = [pack_shards(dict.fromkeys(shards, result), 11) for shards in ([0, 10], [3, 0], [])]
     assert find_first_holders(bits, 11) == [0, None, None, 1, *[None] * 6, 0]
 
 
-def test_a_unit_has_what_all_of_its_places_have() -> None:
+def test_a_replica_group_holds_only_shards_that_all_its_ranks_hold() -> None:
     first, second = ({shard: ShardResult(samples=1, means={}) for shard in here} for here in ([0, 3, 9], [3, 9, 10]))
     assert find_first_holders([intersect_bits([pack_shards(first, 11), pack_shards(second, 11)])], 11) == [
         0 if shard in (3, 9) else None for shard in range(11)

@@ -34,14 +34,14 @@ def test_a_fault_strikes_once_at_its_step_and_phase() -> None:
     faults.strike_at("ready", 5)
 
 
-def test_a_step_that_is_past_strikes_at_the_next_chance() -> None:
+def test_a_fault_of_a_past_step_strikes_at_the_next_occurrence_of_its_phase() -> None:
     faults = Faults(none)
     faults.on_inject(Inject(fault="raise", step=5, phase="forward"))
     with pytest.raises(InjectedError):
         faults.strike_at("forward", 9)
 
 
-def test_a_hold_waits_in_the_training_thread_alone() -> None:
+def test_a_hold_runs_only_in_the_training_thread() -> None:
     faults, held = Faults(none), []
     faults.register_actions(hold=lambda: held.append(True), drop=lambda: None, corrupt=lambda: None)
     faults.on_inject(Inject(fault="hold", step=2, phase="passed"))
@@ -53,7 +53,7 @@ def test_a_hold_waits_in_the_training_thread_alone() -> None:
     assert held == [True]
 
 
-def test_a_hold_that_came_too_late_is_void() -> None:
+def test_a_hold_for_a_past_step_is_ignored() -> None:
     faults, held = Faults(none), []
     faults.register_actions(hold=lambda: held.append(True), drop=lambda: None, corrupt=lambda: None)
     faults.on_inject(Inject(fault="hold", step=2, phase="passed"))
@@ -61,7 +61,7 @@ def test_a_hold_that_came_too_late_is_void() -> None:
     assert held == []
 
 
-def test_an_exception_now_waits_for_the_training_thread() -> None:
+def test_an_immediate_exception_is_raised_in_the_training_thread() -> None:
     faults = Faults(none)
     faults.on_inject(Inject(fault="raise"))
     faults.strike_in_side_thread("transfer", 3)
@@ -86,7 +86,7 @@ def _strike(inject: Inject, agent: int | None) -> None:
 
 @pytest.mark.parametrize(("how", "code"), [("kill", -signal.SIGKILL), ("exit", EXIT_CODE)])
 @pytest.mark.parametrize("phase", ["", "voted"])
-def test_a_process_dies_and_its_agent_lives_unless_the_node_is_meant(how: str, code: int, phase: str) -> None:
+def test_a_process_fault_ends_the_worker_but_not_its_agent(how: str, code: int, phase: str) -> None:
     inject = Inject(fault=how, whole_node=False, step=1 if phase else None, phase=phase)
     process = _context.Process(target=_strike, args=(inject, os.getpid()))
     process.start()
@@ -94,7 +94,7 @@ def test_a_process_dies_and_its_agent_lives_unless_the_node_is_meant(how: str, c
     assert process.exitcode == code
 
 
-def test_a_killed_node_takes_its_agent_along() -> None:
+def test_killing_a_node_kills_its_agent_too() -> None:
     agent = _context.Process(target=signal.pause)
     agent.start()
     process = _context.Process(target=_strike, args=(Inject(fault="kill"), agent.pid))
@@ -104,7 +104,7 @@ def test_a_killed_node_takes_its_agent_along() -> None:
     assert (process.exitcode, agent.exitcode) == (-signal.SIGKILL, -signal.SIGKILL)
 
 
-def test_a_stopped_process_stands_still_until_it_is_continued() -> None:
+def test_a_frozen_process_is_stopped_until_sigcont() -> None:
     process = _context.Process(target=_strike, args=(Inject(fault="freeze", whole_node=False), None))
     process.start()
     assert process.pid is not None
@@ -116,7 +116,7 @@ def test_a_stopped_process_stands_still_until_it_is_continued() -> None:
 
 
 @pytest.mark.parametrize("phase", ["", "compute"])
-def test_a_thread_hangs_in_the_middle_of_a_micro_batch(monkeypatch: pytest.MonkeyPatch, phase: str) -> None:
+def test_a_hang_strikes_within_a_micro_batch(monkeypatch: pytest.MonkeyPatch, phase: str) -> None:
     faults, hung = Faults(none), []
     monkeypatch.setattr(orders, "hang_forever", lambda: hung.append(True))
     faults.on_inject(Inject(fault="hang", phase=phase))
@@ -128,7 +128,7 @@ def test_a_thread_hangs_in_the_middle_of_a_micro_batch(monkeypatch: pytest.Monke
     assert hung == [True]
 
 
-def test_a_thread_hangs_at_another_phase_where_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hang_with_another_phase_strikes_in_that_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     faults, hung = Faults(none), []
     monkeypatch.setattr(orders, "hang_forever", lambda: hung.append(True))
     faults.on_inject(Inject(fault="hang", phase="ready", step=2))
@@ -139,7 +139,7 @@ def test_a_thread_hangs_at_another_phase_where_it_is_named(monkeypatch: pytest.M
     assert hung == [True]
 
 
-def test_connections_break_once() -> None:
+def test_connections_are_dropped_once() -> None:
     faults, broken = Faults(none), []
     faults.register_actions(hold=lambda: None, drop=lambda: broken.append(True), corrupt=lambda: None)
     faults.on_inject(Inject(fault="drop", phase="voted"))
@@ -149,14 +149,14 @@ def test_connections_break_once() -> None:
     assert broken == [True]
 
 
-def test_where_memory_has_run_out_the_training_thread_says_so() -> None:
+def test_a_memory_fault_raises_a_memory_error() -> None:
     faults = Faults(none)
     faults.on_inject(Inject(fault="memory"))
     with pytest.raises(MemoryError):
         faults.strike_at("compute", 1)
 
 
-def test_who_is_slow_takes_so_many_times_as_long_from_then_on() -> None:
+def test_a_slow_fault_lengthens_computation_by_its_factor_until_reset() -> None:
     faults = Faults(none)
     faults.slow_down(time.monotonic() - 10.0)  # The slowdown is not due yet.
     faults.on_inject(Inject(fault="slow", times=4.0))
@@ -172,7 +172,7 @@ def test_who_is_slow_takes_so_many_times_as_long_from_then_on() -> None:
     assert time.monotonic() - began < 10.0
 
 
-def test_whose_link_is_slow_sends_so_many_times_slower_from_then_on() -> None:
+def test_a_slow_link_fault_sets_the_slowdown_factor_of_the_link() -> None:
     faults = Faults(none)
     assert faults.slow_link == 1.0
     faults.on_inject(Inject(fault="slow-link", times=4.0))
@@ -193,7 +193,7 @@ def test_state_is_corrupted_once_in_the_training_thread() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_a_bit_flips_in_one_element_and_matters(dtype: torch.dtype) -> None:
+def test_flip_bit_noticeably_changes_exactly_one_element(dtype: torch.dtype) -> None:
     tensor = torch.linspace(0.5, 2.0, 12).to(dtype).reshape(3, 4).T.requires_grad_()
     before = tensor.detach().clone()
     flip_bit(tensor)

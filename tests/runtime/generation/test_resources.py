@@ -47,17 +47,17 @@ def closed_port() -> int:
     return port
 
 
-def test_after_a_time_out_it_is_told_whom_no_connection_can_be_made_to() -> None:
+def test_unreachable_peers_are_reported_after_a_timeout() -> None:
     fault = complaint_about(PeerLostError("all_to_all failed", timed_out=True), closed_port())
     assert (fault.timed_out, fault.unreachable) == (True, (PEER,))
 
 
-def test_after_a_time_out_peers_that_can_be_reached_are_not_named() -> None:
+def test_reachable_peers_are_not_reported_after_a_timeout() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         fault = complaint_about(PeerLostError("all_to_all failed", timed_out=True), server.getsockname()[1])
     assert (fault.timed_out, fault.unreachable) == (True, ())
 
 
-def test_an_error_that_came_at_once_is_told_at_once() -> None:
+def test_an_immediate_error_is_reported_without_checking_peers() -> None:
     fault = complaint_about(PeerLostError("connection reset"), closed_port())
     assert (fault.timed_out, fault.unreachable, fault.detail) == (False, (), "connection reset")

@@ -71,7 +71,7 @@ def assert_close(
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 100, 25 << 20])
-def test_alone_the_reduced_gradients_are_the_scaled_sums(bucket_bytes: int):
+def test_reduced_gradients_of_a_single_rank_are_the_scaled_sums(bucket_bytes: int):
     plain, ours = model(), model()
     buckets = GradientBuckets(ours.parameters(), bucket_bytes=bucket_bytes)
     for _ in range(2):  # The second run overwrites the buffers of the first.
@@ -100,7 +100,7 @@ def test_grad_square_is_exact_in_double():
 
 
 @pytest.mark.parametrize("reset", ["none", "zero_grad", "own tensor"])
-def test_user_code_that_resets_gradients_does_no_harm(reset: str):
+def test_user_code_may_reset_gradients_between_micro_batches(reset: str):
     plain, ours = model(), model()
     buckets = GradientBuckets(ours.parameters())
     optimizer = torch.optim.SGD(ours.parameters(), lr=0.0)
@@ -122,7 +122,7 @@ def test_user_code_that_resets_gradients_does_no_harm(reset: str):
 
 
 @pytest.mark.parametrize("change", ["made", "made again", "zeroed", "clipped"])
-def test_gradients_that_other_hands_make_or_change_are_refused(change: str):
+def test_gradients_made_or_changed_outside_of_step_backward_are_refused(change: str):
     ours = model()
     buckets = GradientBuckets(ours.parameters())
     buckets.zero()
@@ -142,7 +142,7 @@ def test_gradients_that_other_hands_make_or_change_are_refused(change: str):
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
-def test_sums_that_are_gone_on_from_are_out_of_reach_of_zero_grad(set_to_none: bool):
+def test_zero_grad_does_not_affect_hidden_sums(set_to_none: bool):
     plain, ours = model(), model()
     buckets = GradientBuckets(ours.parameters())
     for micro_batch in range(2):
@@ -155,7 +155,7 @@ def test_sums_that_are_gone_on_from_are_out_of_reach_of_zero_grad(set_to_none: b
     assert_close(gradients(ours), gradients(plain), 1.0)
 
 
-def test_a_backward_adds_to_sums_that_were_hidden_in_place():
+def test_a_backward_pass_adds_in_place_to_sums_shown_again():
     # Otherwise a second set of gradients would exist until all are computed, the peak of a remaining worker in a
     # planned move.
     ours = model()
@@ -177,7 +177,7 @@ def test_a_backward_adds_to_sums_that_were_hidden_in_place():
     assert_close(gradients(ours), gradients(plain), 1.0)
 
 
-def test_parameters_keep_no_gradient_only_in_steps_that_do_not_touch_them():
+def test_a_parameter_has_no_gradient_only_in_steps_that_do_not_use_it():
     ours = model()
     buckets = GradientBuckets(ours.parameters())
     for with_half in (False, True, False):
@@ -190,7 +190,7 @@ def test_parameters_keep_no_gradient_only_in_steps_that_do_not_touch_them():
         assert ours.unused.grad is None
 
 
-def test_local_gradients_stay_when_reduced_ones_are_used_and_changed():
+def test_local_gradients_are_kept_when_reduced_ones_are_used_and_clipped():
     ours = model()
     buckets = GradientBuckets(ours.parameters())
     ours(inputs(0, 0)).backward()
@@ -206,7 +206,7 @@ def test_local_gradients_stay_when_reduced_ones_are_used_and_changed():
     torch.testing.assert_close(gradients(ours), before, rtol=0, atol=0)
 
 
-def test_a_step_begins_from_nothing_whatever_the_buffers_hold():
+def test_a_step_starts_from_zero_regardless_of_buffer_contents():
     plain, ours = model(), model()
     buckets = GradientBuckets(ours.parameters())
     for with_half in (True, False, True):
@@ -248,7 +248,7 @@ def test_nonfinite_elements_are_counted(bad: float):
     assert not math.isfinite(reduced.grad_square)
 
 
-def test_large_finite_doubles_are_not_called_nonfinite():
+def test_large_finite_doubles_are_not_counted_as_nonfinite():
     parameter = nn.Parameter(torch.zeros(2, dtype=torch.float64))
     buckets = GradientBuckets([parameter])
     (parameter * 1e200).sum().backward()
@@ -256,7 +256,7 @@ def test_large_finite_doubles_are_not_called_nonfinite():
     assert reduce_gradients([buckets], LocalCommunicator(), 1.0).nonfinite == 0
 
 
-def test_where_nothing_is_trained_notes_travel_all_the_same():
+def test_note_flags_are_reduced_even_without_trainable_parameters():
     buckets = GradientBuckets([nn.Parameter(torch.zeros(2), requires_grad=False)])
     for noted in (True, False):
         buckets.set_has_notes(noted)
@@ -300,7 +300,7 @@ def lone_body(seat: Seat, size: int) -> tuple[float, bytes]:
     return reduced.grad_square, module.weight.grad.numpy().tobytes()
 
 
-def test_the_norm_and_what_is_clipped_by_it_are_the_same_in_every_bit_in_every_world():
+def test_norm_and_clipped_gradients_are_bit_identical_for_every_world_size():
     outcomes = [outcome for world in (1, 2, 3) for outcome in run_world(world, lone_body, 211)]
     assert len(outcomes) == 6
     assert len(set(outcomes)) == 1
@@ -333,7 +333,7 @@ def reduced_body(seat: Seat, bucket_bytes: int) -> tuple[str, float, dict[str, A
 
 
 @pytest.mark.parametrize("bucket_bytes", [64, 25 << 20])
-def test_all_ranks_get_the_mean_in_the_same_bits(bucket_bytes: int):
+def test_all_ranks_get_a_bit_identical_mean(bucket_bytes: int):
     outcomes = run_world(RANKS, reduced_body, bucket_bytes)
     assert len({bits for bits, _, _ in outcomes}) == 1
     plain = model()

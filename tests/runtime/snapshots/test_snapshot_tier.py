@@ -116,12 +116,12 @@ def job(tmp_path: Path) -> Callable[[int], Job]:
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 7, 64])
 @pytest.mark.parametrize("nbytes", [0, 1, 63, 64, 65, 1000, 4096])
-def test_each_byte_is_in_one_part(parts: int, nbytes: int) -> None:
+def test_each_byte_is_in_exactly_one_part(parts: int, nbytes: int) -> None:
     ranges = [part_range(nbytes, part, parts) for part in range(parts)]
     assert [byte for first, last in ranges for byte in range(first, last)] == list(range(nbytes))
 
 
-def test_ranges_are_of_the_tensors_laid_end_to_end() -> None:
+def test_byte_ranges_refer_to_the_concatenated_tensors() -> None:
     tensors = [torch.arange(5), torch.zeros(0), torch.ones(3, 4).t(), torch.tensor(True), torch.tensor(7.0)]
     whole = b"".join(tensor.contiguous().numpy().tobytes() for tensor in tensors)
     for start in range(0, len(whole), 3):
@@ -132,7 +132,7 @@ def test_ranges_are_of_the_tensors_laid_end_to_end() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
-def test_any_worker_gets_the_whole_state_from_the_parts_of_all(
+def test_any_worker_restores_the_full_state_from_all_parts(
     job: Callable[[int], Job], size: int, tmp_path: Path
 ) -> None:
     snapped = job(size)
@@ -147,7 +147,7 @@ def test_any_worker_gets_the_whole_state_from_the_parts_of_all(
     other.close()
 
 
-def test_a_copy_is_taken_where_a_part_is_damaged_and_that_is_told(job: Callable[[int], Job]) -> None:
+def test_a_copy_replaces_a_damaged_part_and_the_damage_is_reported(job: Callable[[int], Job]) -> None:
     snapped = job(3)
     snapped.copy(1, 2)
     snapped.flip(1, 1)
@@ -164,7 +164,7 @@ def test_a_copy_is_taken_where_a_part_is_damaged_and_that_is_told(job: Callable[
     assert "checksum" in report.why
 
 
-def test_where_no_copy_is_left_the_snapshot_is_lost(job: Callable[[int], Job]) -> None:
+def test_a_snapshot_is_lost_if_a_part_has_no_intact_copy(job: Callable[[int], Job]) -> None:
     snapped = job(2)
     snapped.flip(0, 0)
     snapped.nodes[1].door.close()
@@ -178,7 +178,7 @@ def test_where_no_copy_is_left_the_snapshot_is_lost(job: Callable[[int], Job]) -
     assert {report.node for report in reader.reports if isinstance(report, SnapshotDamaged)} == {"n0", "n1"}
 
 
-def test_a_state_with_values_that_are_no_numbers_is_none(tmp_path: Path) -> None:
+def test_a_snapshot_that_contains_a_nan_is_reported_as_unusable(tmp_path: Path) -> None:
     state = make(1)
     with torch.no_grad():
         next(state.model.parameters())[3, 3] = float("nan")
@@ -193,7 +193,7 @@ def test_a_state_with_values_that_are_no_numbers_is_none(tmp_path: Path) -> None
     node.close()
 
 
-def test_a_state_of_another_model_is_none(job: Callable[[int], Job], tmp_path: Path) -> None:
+def test_a_snapshot_of_another_model_is_refused(job: Callable[[int], Job], tmp_path: Path) -> None:
     snapped = job(1)
     other = Node(tmp_path / "other", "other", make(2, width=64))
     with pytest.raises(SnapshotLostError, match="not of this model"):
@@ -201,7 +201,7 @@ def test_a_state_of_another_model_is_none(job: Callable[[int], Job], tmp_path: P
     other.close()
 
 
-def test_where_there_is_no_room_it_is_said_once(tmp_path: Path) -> None:
+def test_a_lack_of_memory_for_snapshots_is_reported_once(tmp_path: Path) -> None:
     node = Node(tmp_path / "n0", "n0", make(1), every=1)
     plan = GenerationPlan(
         term=1, generation=1, members=(Member(worker=node.worker, host="h", state_port=1),), secret=SECRET
@@ -221,7 +221,9 @@ def test_where_there_is_no_room_it_is_said_once(tmp_path: Path) -> None:
     node.door.close()
 
 
-def test_where_room_runs_out_byte_by_byte_it_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reasons_that_differ_only_in_free_bytes_are_reported_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Messages that differ only in the free bytes are logged once; another reason is logged again."""
     node = Node(tmp_path / "n0", "n0", make(1), every=1)
     plan = GenerationPlan(
@@ -246,7 +248,7 @@ def test_where_room_runs_out_byte_by_byte_it_is_said_once(tmp_path: Path, monkey
     node.close()
 
 
-def test_one_that_is_due_while_the_one_before_is_written_is_left_out_and_that_is_said(
+def test_a_snapshot_due_during_the_previous_write_is_skipped_and_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = Node(tmp_path / "n0", "n0", make(1), every=1)
@@ -272,7 +274,7 @@ def test_one_that_is_due_while_the_one_before_is_written_is_left_out_and_that_is
     node.close()
 
 
-def test_the_state_may_change_once_it_is_copied_and_no_sooner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_state_changes_only_after_it_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     node = Node(tmp_path / "n0", "n0", make(1), every=1)
     plan = GenerationPlan(
         term=1, generation=1, members=(Member(worker=node.worker, host="h", state_port=1),), secret=SECRET
@@ -307,7 +309,7 @@ def test_the_state_may_change_once_it_is_copied_and_no_sooner(tmp_path: Path, mo
     node.close()
 
 
-def test_only_the_steps_that_are_due_are_taken(tmp_path: Path) -> None:
+def test_snapshots_are_taken_only_at_due_steps(tmp_path: Path) -> None:
     node = Node(tmp_path / "n0", "n0", make(1), every=4)
     plan = GenerationPlan(
         term=1, generation=1, members=(Member(worker=node.worker, host="h", state_port=1),), secret=SECRET
@@ -337,7 +339,7 @@ def rows_by_name(experts: JobExperts) -> dict[str, torch.Tensor]:
     return {name: row.clone() for name, row in named_rows(experts.shards, hosted_pairs(experts.shards)).items()}
 
 
-def test_experts_come_to_whoever_is_to_host_them(tmp_path: Path) -> None:
+def test_experts_are_restored_by_their_new_hosts(tmp_path: Path) -> None:
     state, experts = with_experts(1)
     node = Node(tmp_path / "n0", "n0", state, experts=experts)
     snapped = Job(tmp_path, 0, state)
@@ -400,7 +402,7 @@ def featured(seed: int) -> TrainingState:
     return TrainingState(model, {"one": one, "two": two}, extra)
 
 
-def test_the_state_of_every_feature_comes_back_in_every_bit(tmp_path: Path) -> None:
+def test_the_state_of_every_feature_is_restored_bit_identically(tmp_path: Path) -> None:
     state, other = featured(3), featured(1)
     snapped = Job(tmp_path, 3, state)
     reader = Node(tmp_path / "reader", "reader", other)
@@ -412,7 +414,7 @@ def test_the_state_of_every_feature_comes_back_in_every_bit(tmp_path: Path) -> N
         node.close()
 
 
-def test_the_next_part_finds_its_memory_ready_and_none_is_left(tmp_path: Path) -> None:
+def test_the_next_part_reuses_prepared_memory_and_none_is_left_behind(tmp_path: Path) -> None:
     node = Node(tmp_path / "n0", "n0", make(1), every=1)
     plan = GenerationPlan(
         term=1, generation=1, members=(Member(worker=node.worker, host="h", state_port=1),), secret=SECRET

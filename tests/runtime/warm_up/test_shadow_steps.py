@@ -68,7 +68,7 @@ def grown(path: Path, warm: str, **options: Any) -> tuple[dict[int, str], list[A
     [{}, {"batch_norm": True, "logs": True}, {"streams": True, "scale": 2.0**40}, {"evaluate": {}}],
     ids=["plain", "statistics and logs", "streams and a loss scale", "evaluations"],
 )
-def test_a_joiner_that_was_warmed_changes_no_bit_of_anything(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_warming_up_a_joining_worker_leaves_all_states_bit_identical(tmp_path: Path, options: dict[str, Any]) -> None:
     cold, none, silent = grown(tmp_path / "cold", "", **options)
     warm, shadows, warmings = grown(tmp_path / "warm", "before", **options)
     assert cold == warm
@@ -81,14 +81,14 @@ def test_a_joiner_that_was_warmed_changes_no_bit_of_anything(tmp_path: Path, opt
     assert warmed.seconds > 0
 
 
-def test_shadow_steps_are_cut_short_where_the_worker_is_needed(tmp_path: Path) -> None:
+def test_shadow_steps_are_cut_short_when_the_worker_is_needed(tmp_path: Path) -> None:
     """Its script is in the first shadow step while the others prepare the generation that it will join."""
     cold, _, _ = grown(tmp_path / "cold", "")
     warm, _, _ = grown(tmp_path / "warm", "while")
     assert cold == warm
 
 
-def test_what_a_script_draws_and_wishes_in_a_shadow_step_is_nobodys(tmp_path: Path) -> None:
+def test_random_draws_and_stop_requests_of_shadow_steps_have_no_effect(tmp_path: Path) -> None:
     """Its optimizer has state from the start, and keeps it."""
     grown(tmp_path / "cold", "", script=drawing)
     grown(tmp_path / "warm", "before", script=drawing)
