@@ -192,7 +192,7 @@ def test_a_worker_process_that_dies_once_is_restarted_under_the_new_layout() -> 
     assert job.plan.places == 2
 
 
-def test_a_replica_group_whose_workers_all_raise_counts_as_one_failure() -> None:
+def test_exceptions_of_a_whole_replica_group_count_as_one_failure() -> None:
     job, parts = changed()
     reconnect_all(job, TWO, "c", parts)
     job.enter(3)
@@ -215,7 +215,7 @@ def test_a_failure_after_a_committed_step_does_not_undo_the_layout() -> None:
     assert (job.machine.record.layout, job.machine.state) == (TWO, "stopping")
 
 
-def test_a_failure_after_a_step_passed_on_one_worker_does_not_undo_the_layout() -> None:
+def test_a_failure_after_one_worker_committed_does_not_undo_the_layout() -> None:
     job, parts = changed(saves=True)
     reconnect_all(job, TWO, "c", parts)
     job.enter(3)

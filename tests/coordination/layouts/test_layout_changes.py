@@ -137,7 +137,7 @@ def test_experts_lost_with_a_node_are_named_in_the_failure(*, loading: bool) -> 
     assert "then expert 2 of MoE layer 0 of step 3 have no live copy and there is no checkpoint" in failed.why
 
 
-def test_a_damaged_expert_part_is_discarded_without_a_stop_if_a_copy_exists() -> None:
+def test_a_damaged_expert_part_with_a_copy_does_not_stop_the_job() -> None:
     job = Changing(experts=ExpertShape(layers=1, experts=4, slots=4)).begin().shrink()
     job.enter(3)
     parts = {node: job.put(node) for node in ("n0", "n1")}

@@ -37,13 +37,13 @@ def test_loopback_and_unspecified_addresses_reach_only_their_own_host(address: s
     assert is_local_address(address) is only_itself
 
 
-def test_on_one_host_a_loopback_address_will_do() -> None:
+def test_loopback_addresses_are_accepted_on_the_coordinator_host() -> None:
     job = Job().boot()
     assert connect_address(job, "n0", "127.0.0.1", beside=True) is None
     assert connect_address(job, "n1", "127.0.0.1", beside=True) is None
 
 
-def test_from_another_host_a_loopback_address_is_refused_with_what_to_do() -> None:
+def test_a_loopback_address_from_another_host_is_refused_with_advice() -> None:
     job = Job().boot()
     refused = connect_address(job, "n0", "127.0.0.1", beside=False)
     assert refused is not None
@@ -57,7 +57,7 @@ def test_from_another_host_a_loopback_address_is_refused_with_what_to_do() -> No
     assert connect_address(job, "n0", "10.0.0.2", beside=False) is None
 
 
-def test_beside_the_coordinator_a_loopback_address_is_refused_if_another_node_is_elsewhere() -> None:
+def test_a_loopback_address_is_refused_if_a_node_is_on_another_host() -> None:
     job = Job().boot()
     assert connect_address(job, "n0", "10.0.0.2", beside=False) is None
     refused = connect_address(job, "n1", "127.0.0.1", beside=True)
@@ -66,7 +66,7 @@ def test_beside_the_coordinator_a_loopback_address_is_refused_if_another_node_is
     assert connect_address(job, "n2", "10.0.0.1", beside=True) is None
 
 
-def test_a_node_from_elsewhere_is_told_whose_loopback_address_it_cannot_reach() -> None:
+def test_a_remote_node_is_refused_with_the_unreachable_loopback_address() -> None:
     job = Job().boot()
     assert connect_address(job, "n0", "127.0.0.1", beside=True) is None
     refused = connect_address(job, "n1", "10.0.0.2", beside=False)
@@ -74,7 +74,7 @@ def test_a_node_from_elsewhere_is_told_whose_loopback_address_it_cannot_reach() 
     assert "cannot reach node n0, which advertises 127.0.0.1" in refused.why
 
 
-def test_a_member_that_comes_back_is_not_refused() -> None:
+def test_a_returning_member_is_not_refused_for_its_address() -> None:
     """The coordinator may now run on another host, but its members have already reached each other."""
     job = Job(nodes=1).start()
     job = Job(nodes=1, records=job.records, events=job.events, now=job.now + 1).boot()

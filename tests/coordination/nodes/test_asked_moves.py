@@ -32,7 +32,7 @@ def waited_for(job: Job) -> dict[str, str]:
     return {one.node: describe_wait(job.machine.context, one) for one in job.machine.record.leaving}
 
 
-def test_what_is_asked_wrongly_is_refused_and_nothing_happens() -> None:
+def test_invalid_move_requests_are_refused_without_effect() -> None:
     job = beside("s0", "s1")
     for names, to, error, match in (
         ((), (), BadInputError, "no node is named"),
@@ -53,21 +53,21 @@ def test_what_is_asked_wrongly_is_refused_and_nothing_happens() -> None:
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
-def test_without_a_standby_it_is_said_that_there_is_none_and_what_would_do(nodes: int) -> None:
+def test_a_move_without_a_standby_is_refused_with_advice(nodes: int) -> None:
     job = beside(nodes=nodes)
     with pytest.raises(RefusedError, match=r"there is no standby; start one \(holdfast agent --standby\)"):
         job.feed(MoveNodes(("n0",)))
     assert not job.machine.record.leaving
 
 
-def test_the_job_is_over() -> None:
+def test_a_move_is_refused_after_the_end_of_the_job() -> None:
     job = beside("s0")
     job.machine.context.job_end.fail_job("for a test")
     with pytest.raises(RefusedError, match="the job is failed: nodes need not leave it"):
         job.feed(MoveNodes(("n1",)))
 
 
-def test_who_is_asked_for_one_that_moves_already_names_another() -> None:
+def test_a_standby_reserved_for_one_move_is_refused_for_another() -> None:
     job = beside("s0", "s1", warm=False)
     job.feed(MoveNodes(("n1",), ("s0",)))
     with pytest.raises(BadInputError, match="standby s0 will replace node n1: name another"):
@@ -76,7 +76,7 @@ def test_who_is_asked_for_one_that_moves_already_names_another() -> None:
     assert {one.node: one.to for one in job.machine.record.leaving} == {"n1": "s0", "n2": "s1"}
 
 
-def test_it_is_told_what_a_node_waits_for() -> None:
+def test_a_waiting_move_reports_its_reason() -> None:
     job = beside("s0", warm=False)
     job.feed(MoveNodes(("n1",)))
     assert waited_for(job) == {"n1": "a standby to be warm"}
@@ -86,7 +86,7 @@ def test_it_is_told_what_a_node_waits_for() -> None:
     assert waited_for(job) == {"n1": "standby s0 to be warm"}
 
 
-def test_of_two_that_are_asked_one_after_the_other_the_second_waits_for_the_first() -> None:
+def test_the_second_of_two_consecutive_moves_waits_for_the_first() -> None:
     job = beside("s0", "s1")
     job.feed(MoveNodes(("n1",)))
     assert waited_for(job) == {"n1": "standby s0 to join next to it"}
@@ -110,14 +110,14 @@ def test_of_two_that_are_asked_one_after_the_other_the_second_waits_for_the_firs
     assert waited_for(job) == {"n2": "standby s1 to join next to it"}
 
 
-def test_of_two_with_one_warm_standby_one_waits_for_the_other_standby() -> None:
+def test_one_of_two_moves_waits_for_a_cold_standby() -> None:
     job = beside("s0")
     add_standby(job, "s1", warm=False)
     job.feed(MoveNodes(("n1", "n2")))
     assert waited_for(job) == {"n1": "standby s0 to join next to it", "n2": "a standby to be warm"}
 
 
-def test_where_the_job_ends_nobody_is_waited_for() -> None:
+def test_a_move_waits_for_nothing_while_the_job_ends() -> None:
     job = Job().start(saves=True)
     job.step(1)
     add_standby(job, "s0", warm=True)
@@ -128,7 +128,7 @@ def test_where_the_job_ends_nobody_is_waited_for() -> None:
     assert waited_for(job) == {"n1": "nothing: the job ends"}
 
 
-def test_a_join_that_is_being_prepared_comes_first() -> None:
+def test_a_move_waits_for_a_pending_join() -> None:
     job = beside("s0")
     job.connect(hello("n3"))
     job.say(attach(w("n3")))

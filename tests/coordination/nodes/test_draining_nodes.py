@@ -46,7 +46,7 @@ def leaves() -> Job:
     return job
 
 
-def test_what_breaks_for_others_once_members_are_told_to_stop_is_no_failure() -> None:
+def test_a_closed_connection_after_a_drain_stop_is_not_a_failure() -> None:
     """Found under load: a stopped worker closes its group, and others not yet stopped see failed peers."""
     job = Job().start()
     job.feed(Drain(("n1",)))
@@ -57,7 +57,7 @@ def test_what_breaks_for_others_once_members_are_told_to_stop_is_no_failure() ->
     assert not [event for event in job.events if isinstance(event, ev.FailureDetected)]
 
 
-def test_what_takes_too_long_is_one_all_the_same() -> None:
+def test_a_timeout_after_a_drain_stop_is_a_failure() -> None:
     job = Job().start()
     job.feed(Drain(("n1",)))
     job.step(1)
@@ -66,7 +66,7 @@ def test_what_takes_too_long_is_one_all_the_same() -> None:
     assert [event for event in job.events if isinstance(event, ev.FailureDetected)]
 
 
-def test_whoever_has_left_is_taken_back_where_the_others_are_lost_before_they_went_on() -> None:
+def test_a_departed_node_is_taken_back_if_the_others_are_lost_first() -> None:
     job = leaves()
     job.lose("n0")
     stops = job.orders(msg.Stop)
@@ -80,7 +80,7 @@ def test_whoever_has_left_is_taken_back_where_the_others_are_lost_before_they_we
     assert not [event for event in job.events if isinstance(event, ev.RolledBack)]
 
 
-def test_whoever_has_left_and_is_lost_at_once_disturbs_nobody() -> None:
+def test_the_loss_of_a_departed_node_does_not_stop_the_others() -> None:
     job = leaves()
     job.lose("n1")
     assert job.machine.context.interruption.stop is None
@@ -91,7 +91,7 @@ def test_whoever_has_left_and_is_lost_at_once_disturbs_nobody() -> None:
     assert job.said(ev.StepCommitted)[-1].step == 2
 
 
-def test_a_coordinator_that_takes_over_knows_who_has_left_and_counts_still() -> None:
+def test_a_new_coordinator_knows_the_retained_departed_nodes() -> None:
     job = leaves()
     job.boot(takeover=True)
     for node in ("n0", "n2"):
@@ -107,7 +107,7 @@ def test_a_coordinator_that_takes_over_knows_who_has_left_and_counts_still() -> 
     assert [one.node for one in job.machine.record.drained] == ["n1"]
 
 
-def test_who_has_left_while_nobody_coordinates_is_awaited_by_nobody() -> None:
+def test_a_node_that_left_without_a_coordinator_is_not_awaited() -> None:
     """Found when servers were killed during moves: departed nodes that did not return were taken for lost."""
     job = leaves()
     job.boot(takeover=True)
@@ -126,7 +126,7 @@ def test_who_has_left_while_nobody_coordinates_is_awaited_by_nobody() -> None:
     assert len([event for event in job.events if isinstance(event, ev.NodeLeft)]) == 1
 
 
-def test_a_job_ends_although_somebody_is_owed_that_was_behind() -> None:
+def test_a_job_ends_although_a_retained_node_lags_behind() -> None:
     """n1 was stopped before it applied step 2, the last step of the others: no node waits for n1."""
     job = Job().start()
     job.step(1)
@@ -145,7 +145,7 @@ def test_a_job_ends_although_somebody_is_owed_that_was_behind() -> None:
     assert job.said(ev.JobFinished)
 
 
-def test_a_checkpoint_of_the_last_step_releases_who_is_owed() -> None:
+def test_a_checkpoint_of_the_last_step_releases_a_retained_node() -> None:
     """No later step proves that the other nodes have it; they finish only once it is committed and saved."""
     job = Job().start(saves=True)
     job.step(1)
@@ -160,7 +160,7 @@ def test_a_checkpoint_of_the_last_step_releases_who_is_owed() -> None:
     assert [event.step for event in job.said(ev.StepCommitted)] == [2]
 
 
-def test_a_node_leaves_at_the_end_of_a_step_and_nobody_has_failed() -> None:
+def test_a_drained_node_leaves_after_a_step_without_a_failure() -> None:
     job = Job().start()
     job.feed(Drain(("n1",)))
     assert job.machine.context.interruption.stop is None, "no node stops in the middle of a step"
@@ -181,7 +181,7 @@ def test_a_node_leaves_at_the_end_of_a_step_and_nobody_has_failed() -> None:
     assert job.machine.record.leaving == ()
 
 
-def test_whoever_has_left_comes_back_only_when_it_may_whoever_coordinates() -> None:
+def test_a_drained_node_returns_only_after_undrain_even_after_a_takeover() -> None:
     job = Job().start()
     job.feed(Drain(("n1",)))
     job.step(1)
@@ -197,7 +197,7 @@ def test_whoever_has_left_comes_back_only_when_it_may_whoever_coordinates() -> N
     assert job.sent(msg.Welcome)
 
 
-def test_a_node_that_is_asked_twice_leaves_once_and_one_that_has_left_is_asked_in_vain() -> None:
+def test_repeated_drains_of_a_node_have_no_further_effect() -> None:
     job = Job().start()
     job.feed(Drain(("n1",)))
     job.feed(Drain(("n1",)))
@@ -213,7 +213,7 @@ def test_a_node_that_is_asked_twice_leaves_once_and_one_that_has_left_is_asked_i
     assert job.machine.record.leaving == ()
 
 
-def test_what_is_asked_wrongly_is_refused_and_nothing_happens() -> None:
+def test_invalid_drain_requests_are_refused_without_effect() -> None:
     job = Job().start()
     with pytest.raises(BadInputError, match="'n1' is named twice"):
         job.feed(Drain(("n1", "n1")))
@@ -231,7 +231,7 @@ def test_what_is_asked_wrongly_is_refused_and_nothing_happens() -> None:
     assert job.said(ev.GenerationStarted)[0].members == ("n2",)
 
 
-def test_a_member_that_has_what_nobody_else_has_stays_until_others_have_it() -> None:
+def test_a_draining_node_with_the_only_state_stays_until_others_have_it() -> None:
     """Only n1 has applied a step that the others cannot reach: it sends them the state, and leaves later."""
     job = Job().start()
     job.feed(Drain(("n1",)))
@@ -251,7 +251,7 @@ def test_a_member_that_has_what_nobody_else_has_stays_until_others_have_it() -> 
     assert job.said(ev.NodeLeft)[0].node == "n1"
 
 
-def test_a_failure_beside_it_is_a_failure_and_the_node_leaves_with_it() -> None:
+def test_a_draining_node_leaves_during_recovery_from_another_failure() -> None:
     job = Job(nodes=4).start()
     job.feed(Drain(("n1",)))
     job.lose("n3")
@@ -261,7 +261,7 @@ def test_a_failure_beside_it_is_a_failure_and_the_node_leaves_with_it() -> None:
     assert [event.reason for event in job.events if isinstance(event, ev.NodeLeft)] == ["failed", "drained"]
 
 
-def test_a_node_that_is_lost_before_it_has_left_stays_away_as_well() -> None:
+def test_a_node_lost_while_draining_also_counts_as_drained() -> None:
     job = Job().start()
     job.feed(Drain(("n1",)))
     job.lose("n1")
@@ -272,7 +272,7 @@ def test_a_node_that_is_lost_before_it_has_left_stays_away_as_well() -> None:
     assert job.sent(msg.Refused)[0].exit_code == EXIT_DONE
 
 
-def test_a_node_that_waits_leaves_at_once() -> None:
+def test_a_waiting_node_is_drained_immediately() -> None:
     job = Job(nodes=2).boot()
     job.connect(hello("n0"))
     job.say(attach(w("n0")))
@@ -285,7 +285,7 @@ def test_a_node_that_waits_leaves_at_once() -> None:
     assert [message.why for message in job.sent(msg.EndNode)] == ["node n2 is drained"]
 
 
-def test_a_coordinator_that_takes_over_goes_on_with_it() -> None:
+def test_a_new_coordinator_continues_a_drain() -> None:
     job = Job().start()
     job.feed(Drain(("n1",)))
     job.boot(takeover=True)
@@ -311,13 +311,13 @@ def with_experts(slots: int, nodes: int = 3) -> Job:
     return job
 
 
-def test_experts_that_would_not_fit_the_others_keep_a_node_here() -> None:
+def test_a_drain_is_refused_if_the_experts_do_not_fit_the_others() -> None:
     job = with_experts(slots=2, nodes=2)
     with pytest.raises(RefusedError, match="4 experts per layer do not fit the 2 slots"):
         job.feed(Drain(("n1",)))
 
 
-def test_a_drain_that_would_break_the_fault_threshold_says_what_would_do() -> None:
+def test_a_drain_below_the_fault_threshold_is_refused_with_advice() -> None:
     job = with_experts(slots=4, nodes=2)
     with pytest.raises(RefusedError, match=r"fewer than 2 nodes .*; add nodes first .* \+1"):
         job.feed(Drain(("n1",)))
@@ -326,7 +326,7 @@ def test_a_drain_that_would_break_the_fault_threshold_says_what_would_do() -> No
     assert [one.node for one in job.machine.record.leaving] == ["n1"]
 
 
-def test_a_node_with_the_only_copy_of_an_expert_hands_it_on_before_it_goes() -> None:
+def test_a_draining_node_hands_off_unique_experts_before_it_leaves() -> None:
     """The drain was once refused; before that, `holdfast drain` waited forever."""
     job = with_experts(slots=2, nodes=3)
     plan = job.machine.record.plan
@@ -357,7 +357,7 @@ def test_a_node_with_the_only_copy_of_an_expert_hands_it_on_before_it_goes() -> 
     assert alone[0] not in job.said(ev.GenerationStarted)[0].members
 
 
-def test_what_the_others_finish_proves_nothing_of_who_is_owed_and_stands_before_it() -> None:
+def test_steps_beyond_a_lagging_retained_node_are_not_announced() -> None:
     """Only n2 finishes step 3, without n1. Step 2 was announced anyway, and was lost with n2."""
     job = Job().start()
     job.feed(Drain(("n1",)))
@@ -381,7 +381,7 @@ def test_what_the_others_finish_proves_nothing_of_who_is_owed_and_stands_before_
     assert (begun.members, begun.decision) == (("n1",), DecisionKind.REDO)
 
 
-def test_gradients_of_a_step_that_the_others_have_done_again_are_of_no_use() -> None:
+def test_gradients_of_a_step_repeated_by_the_others_are_not_used() -> None:
     """n1 had reduced step 2 before it left, and the others repeated it. With both results, replicas would diverge."""
     job = with_experts(slots=4, nodes=3)
     all_of_them, half = (
@@ -407,7 +407,7 @@ def test_gradients_of_a_step_that_the_others_have_done_again_are_of_no_use() -> 
     assert sorted(begun.members) == ["n0", "n1"], "its state is needed"
 
 
-def test_no_step_is_told_that_a_member_has_still_to_be_sent_which_was_beyond_it() -> None:
+def test_a_step_is_announced_only_once_all_members_have_its_state() -> None:
     """Only n0 continued to step 3, and the experts are lost with n2: the job returns to step 2, which n1 finishes."""
     job = with_experts(slots=4, nodes=3)
     all_of_them, half = (

@@ -21,7 +21,7 @@ def a_node(job: Job, name: str, layout: Layout, workers: int = 2, **fields: obje
     return ended[0] if ended else None
 
 
-def test_the_first_worker_says_what_the_layout_is() -> None:
+def test_the_first_worker_sets_the_layout() -> None:
     job = Job(nodes=2).boot()
     assert a_node(job, "n0", SHARD_2) is None
     assert job.machine.record.layout == SHARD_2
@@ -35,7 +35,7 @@ def test_the_first_worker_says_what_the_layout_is() -> None:
         (WHOLE, "layout is a whole replica per worker, the job's is shard 2"),
     ],
 )
-def test_a_node_with_another_layout_is_turned_away_with_the_difference(theirs: Layout, said: str) -> None:
+def test_a_node_with_another_layout_is_refused_with_the_difference(theirs: Layout, said: str) -> None:
     job = Job(nodes=2).boot()
     a_node(job, "n0", SHARD_2)
     ended = a_node(job, "n1", theirs)
@@ -45,7 +45,7 @@ def test_a_node_with_another_layout_is_turned_away_with_the_difference(theirs: L
     assert "n1" not in job.machine.members.nodes
 
 
-def test_a_node_whose_workers_are_no_multiple_of_a_units_places_is_turned_away() -> None:
+def test_a_node_with_an_incomplete_replica_group_is_refused() -> None:
     job = Job(nodes=1).boot()
     ended = a_node(job, "n0", Layout(shard=2, tensor=2), workers=6)
     assert ended is not None
@@ -62,7 +62,7 @@ def test_a_micro_batch_that_cannot_be_split_is_refused() -> None:
     assert a_node(job, "n1", Layout(shard=4), workers=8) is None
 
 
-def test_there_are_no_pipelines_yet() -> None:
+def test_a_pipeline_layout_is_refused() -> None:
     ended = a_node(Job(nodes=1).boot(), "n0", Layout(stages=2))
     assert ended is not None
     assert "no pipelines yet" in ended.why

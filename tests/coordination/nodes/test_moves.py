@@ -64,7 +64,7 @@ def members(job: Job) -> tuple[str, ...]:
     return tuple(msg.node_of(worker) for worker in plan.workers)
 
 
-def test_the_standby_has_its_rank_and_it_waits_warm_from_there_on() -> None:
+def test_a_moved_node_swaps_roles_with_its_standby_and_stays_warm() -> None:
     job = with_standbys("s0")
     moves(job, "n1")
     (begun,) = job.said(ev.GenerationStarted)
@@ -85,7 +85,7 @@ def test_the_standby_has_its_rank_and_it_waits_warm_from_there_on() -> None:
     assert job.machine.record.wanted == 3
 
 
-def test_it_takes_the_next_place_that_is_lost_in_the_same_process() -> None:
+def test_a_moved_node_replaces_the_next_lost_node_in_the_same_process() -> None:
     job = with_standbys("s0")
     moves(job, "n1")
     gone_on(job, 4, "n0", "s0", "n2")
@@ -97,7 +97,7 @@ def test_it_takes_the_next_place_that_is_lost_in_the_same_process() -> None:
     assert [joined.names for joined in job.said(ev.NodesJoined)] == [("n1",)]
 
 
-def test_it_is_taken_back_where_the_others_are_lost_right_after() -> None:
+def test_a_moved_node_is_taken_back_if_the_others_are_lost_right_after() -> None:
     job = with_standbys("s0")
     moves(job, "n1")
     for node in ("n0", "n2", "s0"):
@@ -109,13 +109,13 @@ def test_it_is_taken_back_where_the_others_are_lost_right_after() -> None:
     assert not [event for event in job.events if isinstance(event, ev.RolledBack)]
 
 
-def test_several_move_at_once_to_whom_they_are_told() -> None:
+def test_several_nodes_move_at_once_to_their_named_standbys() -> None:
     job = with_standbys("s0", "s1")
     moves(job, "n2", "n0", to=("s1", "s0"))
     assert members(job) == ("s0", "n1", "s1")
 
 
-def test_it_waits_for_a_standby_that_is_cold_and_for_the_one_that_is_named() -> None:
+def test_a_move_waits_until_its_named_standby_is_warm() -> None:
     job = with_standbys("s0")
     add_standbys(job, "s1", warm=False)
     job.feed(MoveNodes(("n1",), ("s1",)))
@@ -128,7 +128,7 @@ def test_it_waits_for_a_standby_that_is_cold_and_for_the_one_that_is_named() -> 
     assert members(job) == ("n0", "s1", "n2")
 
 
-def test_one_that_loses_its_standby_on_the_way_goes_on_where_it_is_until_another_is_warm() -> None:
+def test_a_move_that_loses_its_standby_waits_for_another_warm_one() -> None:
     job = with_standbys("s0")
     job.feed(MoveNodes(("n1",)))
     job.lose("s0")
@@ -145,7 +145,7 @@ def test_one_that_loses_its_standby_on_the_way_goes_on_where_it_is_until_another
     assert job.machine.record.wanted == 3
 
 
-def test_while_the_standby_joins_the_others_compute_what_they_did_and_it_nothing() -> None:
+def test_a_joining_standby_computes_nothing_and_the_shares_do_not_change() -> None:
     job = with_standbys("s0")
     job.feed(MoveNodes(("n1",)))
     pending = job.machine.record.pending
@@ -157,7 +157,7 @@ def test_while_the_standby_joins_the_others_compute_what_they_did_and_it_nothing
     assert job.machine.context.interruption.stop is not None, "it leaves after the first step that all of them share"
 
 
-def test_a_standby_that_is_lost_once_it_has_joined_costs_its_own_loss_and_the_next_one_takes_the_place() -> None:
+def test_the_next_standby_takes_the_rank_if_a_joined_standby_is_lost() -> None:
     job = with_standbys("s0", "s1")
     job.feed(MoveNodes(("n1",), ("s0",)))
     joins(job, "s0")
@@ -174,7 +174,7 @@ def test_a_standby_that_is_lost_once_it_has_joined_costs_its_own_loss_and_the_ne
     assert members(job) == ("n0", "s1", "n2")
 
 
-def test_one_that_is_lost_once_its_standby_has_joined_is_followed_by_it_at_its_rank() -> None:
+def test_a_joined_standby_takes_the_rank_if_its_moving_node_is_lost() -> None:
     job = with_standbys("s0")
     job.feed(MoveNodes(("n1",)))
     joins(job, "s0")
@@ -190,7 +190,7 @@ def test_one_that_is_lost_once_its_standby_has_joined_is_followed_by_it_at_its_r
     assert (job.machine.record.wanted, job.machine.record.leaving) == (3, ())
 
 
-def test_a_second_standby_stays_one_when_a_new_node_fills_the_place_of_a_lost_one_during_a_move() -> None:
+def test_a_second_standby_stays_one_if_a_new_node_replaces_a_lost_one() -> None:
     """The moving node is lost too; its replacement has already joined."""
     job = with_standbys("s0", "s1")
     job.feed(MoveNodes(("n1",), ("s0",)))
@@ -205,7 +205,7 @@ def test_a_second_standby_stays_one_when_a_new_node_fills_the_place_of_a_lost_on
     assert "s1" in job.machine.members.standbys
 
 
-def test_a_failure_while_the_standby_is_about_to_join_has_it_take_the_place_at_once() -> None:
+def test_a_failure_before_the_join_completes_a_move_immediately() -> None:
     job = with_standbys("s0")
     job.feed(MoveNodes(("n1",)))
     job.lose("n2")
@@ -215,7 +215,7 @@ def test_a_failure_while_the_standby_is_about_to_join_has_it_take_the_place_at_o
     assert job.machine.record.wanted == 3, "n2's rank is still to be filled"
 
 
-def test_what_it_took_is_told_once_with_both_of_its_parts() -> None:
+def test_the_downtime_of_a_move_includes_the_join_and_the_departure() -> None:
     job = with_standbys("s0")
     for _ in range(5):
         job.machine.context.progress.costs.add_step(1.0, 0.0, 2)
@@ -237,7 +237,7 @@ def reported_moves(job: Job) -> list[tuple[str, str, str]]:
     return [(one.from_node, one.to_node, one.reason) for one in job.events if isinstance(one, ev.NodeMoved)]
 
 
-def test_a_place_given_away_right_before_another_node_is_lost_is_told_all_the_same() -> None:
+def test_a_move_is_reported_if_another_node_is_lost_right_after() -> None:
     """`holdfast move` once waited for it, and finally reported that no node had the rank."""
     job = with_standbys("s0")
     moves(job, "n1")
@@ -248,7 +248,7 @@ def test_a_place_given_away_right_before_another_node_is_lost_is_told_all_the_sa
     assert reported_moves(job) == [("n1", "s0", "move")]
 
 
-def test_a_place_given_away_is_told_by_the_next_coordinator_too_where_it_has_to_begin_anew() -> None:
+def test_a_new_coordinator_reports_a_move_if_a_generation_must_restart() -> None:
     job = with_standbys("s0")
     moves(job, "n1")
     job.boot(takeover=True)
@@ -263,7 +263,7 @@ def test_a_place_given_away_is_told_by_the_next_coordinator_too_where_it_has_to_
     assert reported_moves(job) == [("n1", "s0", "move")]
 
 
-def test_who_gives_its_place_away_because_another_is_lost_has_not_failed() -> None:
+def test_a_node_moved_during_another_recovery_has_not_failed() -> None:
     job = with_standbys("s0")
     job.feed(MoveNodes(("n1",)))
     joins(job, "s0")
@@ -274,7 +274,7 @@ def test_who_gives_its_place_away_because_another_is_lost_has_not_failed() -> No
     assert reported_moves(job) == [("n1", "s0", "move")]
 
 
-def test_who_follows_one_that_was_lost_before_it_had_trained_has_the_place_that_was_given() -> None:
+def test_a_second_standby_gets_the_moved_rank_if_the_first_is_lost_early() -> None:
     job = with_standbys("s0", "s1")
     moves(job, "n1")
     job.lose("s0")
@@ -285,7 +285,7 @@ def test_who_follows_one_that_was_lost_before_it_had_trained_has_the_place_that_
     assert reported_moves(job) == [("n1", "s1", "move")]
 
 
-def test_one_that_is_lost_right_after_disturbs_nobody() -> None:
+def test_the_loss_of_a_moved_node_does_not_stop_the_others() -> None:
     job = with_standbys("s0")
     moves(job, "n1")
     job.lose("n1")
@@ -295,7 +295,7 @@ def test_one_that_is_lost_right_after_disturbs_nobody() -> None:
     assert job.said(ev.StepCommitted)
 
 
-def test_a_process_that_ends_right_after_is_replaced_and_the_next_one_warms_up() -> None:
+def test_a_worker_process_that_ends_right_after_a_move_is_replaced() -> None:
     job = with_standbys("s0")
     moves(job, "n1")
     job.tell("n1", msg.WorkerDown(worker=w("n1"), kind=msg.FailureKind.PROCESS_EXIT, detail="killed", exit_code=-9))
@@ -308,7 +308,7 @@ def test_a_process_that_ends_right_after_is_replaced_and_the_next_one_warms_up()
     assert job.machine.members.standbys["n1"].complete
 
 
-def test_a_coordinator_that_takes_over_knows_that_it_waits() -> None:
+def test_a_new_coordinator_knows_a_moved_node_as_a_warm_standby() -> None:
     job = with_standbys("s0")
     moves(job, "n1")
     gone_on(job, 4, "n0", "s0", "n2")
@@ -319,7 +319,7 @@ def test_a_coordinator_that_takes_over_knows_that_it_waits() -> None:
     assert job.machine.context.standbys.ready("n1")
 
 
-def test_one_that_never_heard_that_it_waits_comes_back_with_fresh_processes() -> None:
+def test_a_moved_node_unaware_of_its_move_must_restart_its_processes() -> None:
     job = with_standbys("s0")
     moves(job, "n1")
     gone_on(job, 4, "n0", "s0", "n2")
@@ -329,7 +329,7 @@ def test_one_that_never_heard_that_it_waits_comes_back_with_fresh_processes() ->
     assert refused.retry
 
 
-def test_what_is_asked_wrongly_is_refused_and_nothing_happens() -> None:
+def test_invalid_move_requests_are_refused_without_effect() -> None:
     job = with_standbys("s0")
     wrong = (
         (BadInputError, "no node is named", (), ()),
@@ -352,13 +352,13 @@ def test_what_is_asked_wrongly_is_refused_and_nothing_happens() -> None:
         job.feed(MoveNodes(("n2",), ("s0",)))
 
 
-def test_without_a_standby_it_says_what_would_do() -> None:
+def test_a_move_without_a_standby_is_refused_with_advice() -> None:
     job = Job().start()
     with pytest.raises(RefusedError, match=r"there is no standby; start one \(holdfast agent --standby\)"):
         job.feed(MoveNodes(("n1",)))
 
 
-def test_a_node_that_is_to_move_may_be_drained_instead() -> None:
+def test_a_moving_node_can_be_drained_instead() -> None:
     job = with_standbys("s0")
     job.feed(MoveNodes(("n1",)))
     job.feed(Drain(("n1",)))
@@ -370,7 +370,7 @@ def test_a_node_that_is_to_move_may_be_drained_instead() -> None:
 
 
 @pytest.mark.parametrize("request_", [MoveNodes(("n0",)), Drain(("n0",))])
-def test_the_last_node_is_followed_by_a_standby_that_joins_beside_it(request_: MoveNodes | Drain) -> None:
+def test_a_standby_joins_next_to_the_last_node_before_it_leaves(request_: MoveNodes | Drain) -> None:
     """It has the only copy of the state, which the standby receives before the node leaves."""
     job = Job(nodes=1).start()
     job.step(1)
@@ -396,7 +396,7 @@ def test_the_last_node_is_followed_by_a_standby_that_joins_beside_it(request_: M
     assert [moved.to_node for moved in job.events if isinstance(moved, ev.NodeMoved)] == ["s0"]
 
 
-def test_the_last_node_is_not_drained_where_nobody_follows() -> None:
+def test_the_last_node_cannot_be_drained_without_a_standby() -> None:
     job = Job(nodes=1).start()
     with pytest.raises(RefusedError, match="no node would be left"):
         job.feed(Drain(("n0",)))

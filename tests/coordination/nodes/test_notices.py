@@ -30,7 +30,7 @@ def reported(job: Job, at: int, *others: str) -> None:
         job.report(node, at)
 
 
-def test_it_leaves_at_the_end_of_the_step_and_nobody_has_failed() -> None:
+def test_a_node_with_an_end_notice_leaves_after_the_step_without_a_failure() -> None:
     job = beside()
     job.tell("n1", msg.EndNotice(grace_s=30.0))
     assert job.machine.context.interruption.stop is None, "no node stops in the middle of a step"
@@ -50,13 +50,13 @@ def joined(job: Job, step: int) -> None:
     assert (begun.reason, begun.members) == ("drain", ("n0", "s0", "n2"))
 
 
-def test_a_warm_standby_joins_beside_it_and_takes_its_place() -> None:
+def test_a_warm_standby_joins_next_to_a_reclaimed_node_and_replaces_it() -> None:
     job = beside(warm=True)
     job.tell("n1", msg.EndNotice(grace_s=30.0))
     joined(job, 2)
 
 
-def test_with_too_little_time_for_that_it_takes_the_place_in_the_same_breath() -> None:
+def test_a_standby_replaces_a_node_without_a_join_if_the_grace_is_short() -> None:
     job = beside(warm=True)
     job.tell("n1", msg.EndNotice(grace_s=0.5))
     assert job.machine.record.pending is None
@@ -69,7 +69,7 @@ def test_with_too_little_time_for_that_it_takes_the_place_in_the_same_breath() -
     )
 
 
-def test_a_node_that_is_moved_and_is_told_to_end_keeps_the_standby_that_joins_beside_it() -> None:
+def test_a_moving_node_keeps_its_standby_after_an_end_notice() -> None:
     job = beside(warm=True)
     job.feed(MoveNodes(("n1",)))
     job.tell("n1", msg.EndNotice(grace_s=30.0))
@@ -78,7 +78,7 @@ def test_a_node_that_is_moved_and_is_told_to_end_keeps_the_standby_that_joins_be
     joined(job, 2)
 
 
-def test_one_that_was_to_stay_as_a_standby_goes() -> None:
+def test_a_moving_node_does_not_stay_as_a_standby_after_an_end_notice() -> None:
     job = beside(warm=False)
     job.feed(MoveNodes(("n1",)))
     job.tell("n1", msg.EndNotice(grace_s=30.0))
@@ -86,7 +86,7 @@ def test_one_that_was_to_stay_as_a_standby_goes() -> None:
     assert (leaving.stays, leaving.until - leaving.since) == (False, pytest.approx(30.0))
 
 
-def test_told_twice_counts_from_the_first() -> None:
+def test_a_second_end_notice_does_not_change_the_deadline() -> None:
     job = beside()
     job.tell("n1", msg.EndNotice(grace_s=30.0))
     before = job.machine.record.leaving
@@ -94,7 +94,7 @@ def test_told_twice_counts_from_the_first() -> None:
     assert job.machine.record.leaving == before
 
 
-def test_the_last_node_stays_to_its_end() -> None:
+def test_the_last_node_trains_until_its_grace_period_ends() -> None:
     job = beside(nodes=1)
     job.tell("n0", msg.EndNotice(grace_s=30.0))
     assert not job.machine.record.leaving
@@ -114,7 +114,7 @@ def settled(job: Job, *nodes: str, step: int = 2) -> ev.NodeLeft:
     return left
 
 
-def test_it_is_told_how_it_left_it_may_come_back_and_its_place_is_one_to_fill() -> None:
+def test_a_reclaimed_node_may_return_and_its_departure_is_explained() -> None:
     job = beside()
     job.tell("n1", msg.EndNotice(grace_s=30.0))
     job.step(2)
@@ -128,7 +128,7 @@ def test_it_is_told_how_it_left_it_may_come_back_and_its_place_is_one_to_fill() 
     assert job.sent(msg.Welcome)
 
 
-def test_one_that_a_standby_follows_says_nothing_of_lacking_one() -> None:
+def test_a_replaced_node_reports_the_remaining_grace_only() -> None:
     job = beside(warm=True)
     job.tell("n1", msg.EndNotice(grace_s=30.0))
     joined(job, 2)
@@ -137,7 +137,7 @@ def test_one_that_a_standby_follows_says_nothing_of_lacking_one() -> None:
 
 
 @pytest.mark.parametrize(("grace_s", "waits"), [(60.0, True), (20.0, False)])
-def test_a_cold_standby_is_waited_for_where_the_grace_is_long_enough(grace_s: float, *, waits: bool) -> None:
+def test_a_cold_standby_is_awaited_if_the_grace_is_long_enough(grace_s: float, *, waits: bool) -> None:
     job = beside(warm=False)
     job.machine.context.progress.costs.add_measurement(Cost.WARM_UP, 40.0)
     job.tell("n1", msg.EndNotice(grace_s=grace_s))
@@ -153,7 +153,7 @@ def test_a_cold_standby_is_waited_for_where_the_grace_is_long_enough(grace_s: fl
     joined(job, 3)
 
 
-def test_with_less_time_than_a_step_takes_the_others_go_on_at_once() -> None:
+def test_the_job_stops_immediately_if_the_grace_is_shorter_than_a_step() -> None:
     job = beside()
     for _ in range(5):
         job.machine.context.progress.costs.add_step(10.0, 0.0, 2)

@@ -46,7 +46,7 @@ def answer(job: Job, asked: dict[str, msg.ProbeAddress], **errors: str) -> None:
             return
 
 
-def test_a_newcomer_is_let_in_once_it_and_a_member_have_connected_to_each_other() -> None:
+def test_a_new_node_is_accepted_after_mutual_probes_with_a_member() -> None:
     job = start_job(2)
     job.connect(at("n9"))
     asked = probes(job)
@@ -62,7 +62,7 @@ def test_a_newcomer_is_let_in_once_it_and_a_member_have_connected_to_each_other(
     assert job.machine.record.pending is not None
 
 
-def test_a_failed_probe_is_repeated_by_another_member_which_can_clear_the_newcomer() -> None:
+def test_a_second_member_repeats_a_failed_probe_of_a_new_node() -> None:
     job = start_job(2)
     job.connect(at("n9"))
     first = probes(job)
@@ -79,7 +79,7 @@ def test_a_failed_probe_is_repeated_by_another_member_which_can_clear_the_newcom
 
 @pytest.mark.parametrize("nodes", [1, 2])
 @pytest.mark.parametrize("newcomers_side", [True, False])
-def test_a_newcomer_that_fails_twice_is_refused_and_was_part_of_no_plan(nodes: int, newcomers_side: bool) -> None:
+def test_a_new_node_is_refused_after_two_failed_probes(nodes: int, newcomers_side: bool) -> None:
     job = start_job(nodes)
     job.connect(at("n9"))
     for _ in range(2):
@@ -98,7 +98,7 @@ def test_a_newcomer_that_fails_twice_is_refused_and_was_part_of_no_plan(nodes: i
     assert job.machine.record.pending is None
 
 
-def test_a_probe_that_hangs_times_out_and_the_newcomer_is_refused() -> None:
+def test_a_new_node_is_refused_after_its_probes_time_out() -> None:
     job = start_job(1)
     job.connect(at("n9"))
     began, refused = job.now, list[ev.NodeRefused]()
@@ -111,7 +111,7 @@ def test_a_probe_that_hangs_times_out_and_the_newcomer_is_refused() -> None:
     assert "n0" in job.machine.members.nodes
 
 
-def test_the_loss_of_a_member_that_probes_a_newcomer_is_not_a_failed_probe() -> None:
+def test_the_loss_of_a_probing_member_is_not_a_failed_probe() -> None:
     """Two failed probes would refuse the newcomer, which the job now needs most."""
     job = start_job(2)
     job.connect(at("n9"))
@@ -127,7 +127,7 @@ def test_the_loss_of_a_member_that_probes_a_newcomer_is_not_a_failed_probe() -> 
     assert job.sent(msg.Welcome)
 
 
-def test_a_newcomer_is_let_in_if_the_only_member_is_lost_while_it_probes() -> None:
+def test_a_new_node_is_accepted_if_the_only_member_is_lost_while_probing() -> None:
     job = start_job(1, saves=True)
     job.connect(at("n9"))
     job.lose("n0")
@@ -135,7 +135,7 @@ def test_a_newcomer_is_let_in_if_the_only_member_is_lost_while_it_probes() -> No
     assert job.sent(msg.Welcome)
 
 
-def test_a_newcomer_that_connects_again_is_not_refused_for_its_lost_connection() -> None:
+def test_a_new_node_that_reconnects_is_not_refused_for_its_lost_connection() -> None:
     """Its link was down for a moment, and the coordinator has not yet seen the first connection end."""
     job, lost = start_job(1), at("n9")
     job.connect(lost)
@@ -152,14 +152,14 @@ def test_a_newcomer_that_connects_again_is_not_refused_for_its_lost_connection()
     assert "n9" in job.machine.members.nodes
 
 
-def test_a_node_that_comes_where_no_member_can_probe_it_is_let_in_at_once() -> None:
+def test_a_new_node_is_accepted_immediately_if_no_member_can_probe_it() -> None:
     job = Job(nodes=2).start()  # members from an earlier version, without addresses
     job.connect(at("n9"))
     assert job.sent(msg.Welcome)
     assert not probes(job)
 
 
-def test_a_newcomer_that_goes_while_it_is_probed_is_forgotten() -> None:
+def test_a_new_node_that_disconnects_while_probed_is_forgotten() -> None:
     job = start_job(1)
     job.connect(at("n9"))
     asked = probes(job)
@@ -170,7 +170,7 @@ def test_a_newcomer_that_goes_while_it_is_probed_is_forgotten() -> None:
     assert not [event for event in job.events if isinstance(event, ev.NodeRefused)]
 
 
-def test_a_newcomer_is_probed_once_in_a_session() -> None:
+def test_a_new_node_is_probed_once_per_session() -> None:
     job = start_job(1)
     job.connect(at("n9"))
     answer(job, probes(job))
@@ -179,7 +179,7 @@ def test_a_newcomer_is_probed_once_in_a_session() -> None:
     assert not probes(job)
 
 
-def test_what_a_newcomer_may_say_before_it_is_let_in_is_bounded() -> None:
+def test_messages_of_a_node_not_yet_accepted_are_bounded() -> None:
     job = start_job(1)
     job.connect(at("n9"))
     for _ in range(MAX_BACKLOG):

@@ -92,7 +92,7 @@ def complete_move(job: Job, standby: str, step: int) -> None:
 
 
 @pytest.mark.parametrize("warm", [True, False])
-def test_where_the_one_that_was_named_is_lost_the_next_warm_one_takes_the_place(warm: bool) -> None:
+def test_another_warm_standby_takes_the_rank_if_the_named_one_is_lost(warm: bool) -> None:
     job = beside("s1")
     add_standby(job, "s0", warm=warm)
     job.feed(MoveNodes(("n1",), ("s0",)))
@@ -106,7 +106,7 @@ def test_where_the_one_that_was_named_is_lost_the_next_warm_one_takes_the_place(
     assert event.detail == "standby s0, which was asked for, cannot replace it"
 
 
-def test_without_another_one_the_next_that_comes_is_waited_for_and_that_is_said() -> None:
+def test_a_move_that_lost_its_named_standby_waits_for_a_new_one() -> None:
     job = beside("s0", warm=False)
     job.feed(MoveNodes(("n1",), ("s0",)))
     assert waited_for(job) == {"n1": "standby s0 to be warm"}
@@ -116,7 +116,7 @@ def test_without_another_one_the_next_that_comes_is_waited_for_and_that_is_said(
     assert beside_of(job) == {"n1": "s1"}
 
 
-def test_one_that_was_named_and_took_a_lost_nodes_place_is_not_waited_for() -> None:
+def test_a_move_uses_another_standby_once_the_named_one_is_lost() -> None:
     job = beside("s0", "s1", warm=False)
     job.feed(MoveNodes(("n1",), ("s0",)))
     job.say(msg.Warmed(worker=w("s1"), seconds=0.5))
@@ -126,7 +126,7 @@ def test_one_that_was_named_and_took_a_lost_nodes_place_is_not_waited_for() -> N
     assert beside_of(job) == {"n1": "s1"}
 
 
-def test_a_coordinator_that_takes_over_waits_a_lease_for_the_one_that_was_named() -> None:
+def test_a_new_coordinator_waits_a_lease_for_the_named_standby() -> None:
     job = beside("s1")
     add_standby(job, "s0", warm=False)
     job.feed(MoveNodes(("n1",), ("s0",)))
@@ -146,7 +146,7 @@ def test_a_coordinator_that_takes_over_waits_a_lease_for_the_one_that_was_named(
 # ---- standbys that never become warm ----
 
 
-def test_where_the_only_one_is_never_warm_the_move_is_refused_with_what_would_do() -> None:
+def test_a_move_is_refused_if_its_only_standby_cannot_warm_up() -> None:
     job = beside("s0", warm=False)
     fails_to_warm_up(job, "s0")
     said = (
@@ -166,7 +166,7 @@ def test_where_the_only_one_is_never_warm_the_move_is_refused_with_what_would_do
 
 
 @pytest.mark.parametrize("to", [(), ("s0",)])
-def test_one_that_waits_for_it_ends_and_the_node_stays(to: tuple[str, ...]) -> None:
+def test_a_waiting_move_is_cancelled_if_its_standby_cannot_warm_up(to: tuple[str, ...]) -> None:
     job = beside("s0", warm=False)
     job.feed(MoveNodes(("n1",), to))
     fails_to_warm_up(job, "s0")
@@ -178,7 +178,7 @@ def test_one_that_waits_for_it_ends_and_the_node_stays(to: tuple[str, ...]) -> N
     assert (asked.who, asked.command) == ("operator", "holdfast agent --standby")
 
 
-def test_one_that_is_told_that_it_does_not_fit_is_not_waited_for() -> None:
+def test_a_move_does_not_wait_for_a_standby_that_does_not_fit() -> None:
     job = beside("s0", warm=False)
     job.feed(MoveNodes(("n1",)))
     down = msg.WorkerDown(worker=w("s0"), kind=FailureKind.EXCEPTION, detail="no", exit_code=2)
@@ -187,7 +187,7 @@ def test_one_that_is_told_that_it_does_not_fit_is_not_waited_for() -> None:
     assert (node, why.startswith("standby s0 does not fit the job: start another")) == ("n1", True)
 
 
-def test_with_another_one_that_may_be_warm_it_waits_on() -> None:
+def test_a_move_keeps_waiting_if_another_standby_may_become_warm() -> None:
     job = beside("s0", "s1", warm=False)
     job.feed(MoveNodes(("n1",), ("s0",)))
     fails_to_warm_up(job, "s0")
@@ -199,7 +199,7 @@ def test_with_another_one_that_may_be_warm_it_waits_on() -> None:
 # ---- consecutive moves ----
 
 
-def test_a_second_move_waits_for_the_first_ones_node_to_be_a_standby() -> None:
+def test_a_second_move_waits_until_the_first_moved_node_is_a_standby() -> None:
     job = beside("s0")
     job.feed(MoveNodes(("n1",)))
     job.feed(MoveNodes(("n2",)))
@@ -215,7 +215,7 @@ def test_a_second_move_waits_for_the_first_ones_node_to_be_a_standby() -> None:
     assert leaving(job) == []
 
 
-def test_who_gives_its_place_away_may_be_named_by_the_next_one() -> None:
+def test_a_moving_node_may_be_the_named_standby_of_the_next_move() -> None:
     job = beside("s0")
     job.feed(MoveNodes(("n1",)))
     with pytest.raises(BadInputError, match="standby s0 will replace node n1: name another"):
@@ -226,13 +226,13 @@ def test_who_gives_its_place_away_may_be_named_by_the_next_one() -> None:
     assert moved(job) == [("n1", "s0"), ("n2", "n1")]
 
 
-def test_two_that_are_asked_together_do_not_follow_one_another() -> None:
+def test_two_moves_in_one_request_need_two_standbys() -> None:
     job = beside("s0")
     with pytest.raises(RefusedError, match="nodes n1, n2 cannot move: there is 1 standby for 2; start one"):
         job.feed(MoveNodes(("n1", "n2")))
 
 
-def test_where_standbys_are_started_by_themselves_the_next_one_is_waited_for() -> None:
+def test_a_move_waits_for_an_automatically_started_standby() -> None:
     job = beside(spec=JobSpec(recovery=RecoverySpec(standbys=1)))
     job.feed(MoveNodes(("n1",)))
     assert waited_for(job) == {"n1": "a standby to be warm"}
@@ -257,7 +257,7 @@ def is_ended(job: Job) -> None:
 
 
 @pytest.mark.parametrize("ends", [finishes, fails, is_ended])
-def test_a_move_that_the_job_did_not_wait_for_is_said(ends: Callable[[Job], None]) -> None:
+def test_a_move_unfinished_at_the_end_of_the_job_is_reported(ends: Callable[[Job], None]) -> None:
     job = beside("s0", warm=False)
     job.feed(MoveNodes(("n1",)))
     job.step(2)

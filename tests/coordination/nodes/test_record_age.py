@@ -34,7 +34,7 @@ def stopped(job: Job) -> str:
     return next((one.newer for one in job.last if isinstance(one, StopOutdated)), "")
 
 
-def test_an_agent_of_a_newer_generation_stops_the_coordinator_and_is_left_alone() -> None:
+def test_an_agent_in_a_newer_generation_stops_the_outdated_coordinator() -> None:
     job = from_backup()
     reconnect(job, "n0", 2)
     assert stopped(job) == "node n0 is in generation 2, and the store ends with generation 1"
@@ -42,7 +42,7 @@ def test_an_agent_of_a_newer_generation_stops_the_coordinator_and_is_left_alone(
     assert not [one for one in job.last if isinstance(one, Send | Broadcast | Close | Emit)]
 
 
-def test_a_second_generation_of_the_same_number_hides_nothing() -> None:
+def test_an_agent_with_an_equal_generation_number_can_still_be_newer() -> None:
     """The outdated coordinator started generations of its own; an agent in the first one of that number is newer."""
     job = from_backup()
     job.machine.transaction.change(generation=5)
@@ -50,7 +50,7 @@ def test_a_second_generation_of_the_same_number_hides_nothing() -> None:
     assert stopped(job)
 
 
-def test_agents_of_the_same_generation_go_on() -> None:
+def test_agents_in_the_same_generation_do_not_stop_the_coordinator() -> None:
     job = from_backup()
     for node in ("n0", "n1"):
         reconnect(job, node, 1)
@@ -58,7 +58,7 @@ def test_agents_of_the_same_generation_go_on() -> None:
     assert job.machine.state == "running"
 
 
-def test_once_all_members_have_confirmed_the_record_no_agent_stops_the_coordinator() -> None:
+def test_no_agent_stops_a_coordinator_with_a_confirmed_record() -> None:
     job = from_backup()
     for node in ("n0", "n1"):
         reconnect(job, node, 1)
@@ -66,7 +66,7 @@ def test_once_all_members_have_confirmed_the_record_no_agent_stops_the_coordinat
     assert not stopped(job)
 
 
-def test_a_lost_store_stops_at_an_agent_that_trains() -> None:
+def test_a_training_agent_stops_a_coordinator_that_lost_its_store() -> None:
     job = Job(nodes=2)
     job.records.append(Record(schema=SCHEMA, job="job", term=1, identity="fedcba9876543210"))
     job.boot()
@@ -74,13 +74,13 @@ def test_a_lost_store_stops_at_an_agent_that_trains() -> None:
     assert stopped(job) == "node n0 is in generation 3, and the store ends with generation 0"
 
 
-def test_an_agent_of_another_job_of_that_name_stops_no_job_that_has_begun() -> None:
+def test_an_agent_of_another_job_does_not_stop_a_started_job() -> None:
     job = from_backup()
     reconnect(job, "n7", 40, identity="fedcba9876543210")
     assert not stopped(job)
 
 
-def test_a_newer_term_alone_is_no_newer_generation() -> None:
+def test_a_newer_term_alone_does_not_stop_the_coordinator() -> None:
     """A coordinator with an older store was seen; this coordinator leads, and continues with a higher term."""
     job = from_backup()
     reconnect(job, "n0", 1, term=9)
@@ -93,13 +93,13 @@ def test_a_newer_term_alone_is_no_newer_generation() -> None:
     assert welcome.identity == IDENTITY
 
 
-def test_a_newer_term_of_another_job_is_left_alone() -> None:
+def test_a_newer_term_of_another_job_is_ignored() -> None:
     job = from_backup()
     reconnect(job, "n0", 1, term=9, identity="fedcba9876543210")
     assert [type(one) for one in job.last] == [Close]
 
 
-def test_a_coordinator_without_a_plan_waits_for_agents_that_may_know_of_one() -> None:
+def test_a_coordinator_without_a_plan_first_waits_for_newer_agents() -> None:
     job = Job(nodes=1)
     job.records.append(Record(schema=SCHEMA, job="job", term=1, identity=IDENTITY))
     job.boot()

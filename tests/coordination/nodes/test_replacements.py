@@ -40,7 +40,7 @@ def members(job: Job) -> tuple[str, ...]:
     return plan.workers
 
 
-def test_it_has_the_rank_of_the_lost_and_none_of_the_step_that_is_done_again() -> None:
+def test_a_standby_takes_the_lost_rank_but_no_part_of_the_repeated_step() -> None:
     job = beside()
     job.lose("n1")
     job.report("n0", 1, summed=(0, 3))
@@ -62,7 +62,7 @@ def test_it_has_the_rank_of_the_lost_and_none_of_the_step_that_is_done_again() -
     assert moved.down_s == recovered.down_s
 
 
-def test_a_step_that_all_had_reduced_goes_forward_with_it() -> None:
+def test_a_replacement_finishes_a_step_that_all_had_reduced() -> None:
     job = beside()
     job.lose("n1")
     job.report("n0", 1, msg.Phase.READY, **reduced(1.0))
@@ -73,7 +73,7 @@ def test_a_step_that_all_had_reduced_goes_forward_with_it() -> None:
 
 
 @pytest.mark.parametrize("policy", ["auto", "standby"])
-def test_one_that_is_cold_is_not_waited_for_and_joins_once_it_is_warm(policy: Policy) -> None:
+def test_a_cold_standby_is_not_awaited_and_joins_once_warm(policy: Policy) -> None:
     job = beside(policy, warm=False)
     job.lose("n1")
     job.report("n0", 1)
@@ -89,7 +89,7 @@ def test_one_that_is_cold_is_not_waited_for_and_joins_once_it_is_warm(policy: Po
     assert [joined.names for joined in job.said(ev.NodesJoined)] == [("s0",)]
 
 
-def test_shrink_leaves_it_where_it_is() -> None:
+def test_the_shrink_policy_does_not_use_standbys() -> None:
     job = beside("shrink")
     job.lose("n1")
     job.report("n0", 1)
@@ -101,7 +101,7 @@ def test_shrink_leaves_it_where_it_is() -> None:
     assert job.machine.record.pending is None
 
 
-def test_wait_takes_even_a_cold_one_and_waits_where_there_is_none() -> None:
+def test_the_wait_policy_uses_even_a_cold_standby_or_waits_for_a_node() -> None:
     job = beside("wait", warm=False)
     job.lose("n1")
     job.report("n0", 1)
@@ -121,7 +121,7 @@ def test_wait_takes_even_a_cold_one_and_waits_where_there_is_none() -> None:
     assert members(job) == (w("n0"), w("s0"), w("n3"))
 
 
-def test_wait_does_so_until_the_node_that_comes_back_can_train() -> None:
+def test_the_wait_policy_waits_until_a_returning_node_can_train() -> None:
     job = Job(spec=JobSpec(recovery=RecoverySpec(on_node_failure="wait"))).start()
     job.step(1)
     job.lose("n1")
@@ -134,7 +134,7 @@ def test_wait_does_so_until_the_node_that_comes_back_can_train() -> None:
     assert members(job) == (w("n0"), w("n1", "b"), w("n2"))
 
 
-def test_another_coordinator_waits_too_until_the_node_that_comes_again_can_train() -> None:
+def test_a_new_coordinator_also_waits_until_a_returning_node_can_train() -> None:
     job = Job(spec=JobSpec(recovery=RecoverySpec(on_node_failure="wait"))).start()
     job.step(1)
     job.lose("n1")
@@ -153,7 +153,7 @@ def test_another_coordinator_waits_too_until_the_node_that_comes_again_can_train
     assert members(job) == (w("n0"), w("n1", "b"), w("n2"))
 
 
-def test_one_that_was_given_a_place_is_lost_and_comes_again_has_it_no_more() -> None:
+def test_a_lost_replacement_that_returns_has_no_rank() -> None:
     job = beside("wait")
     job.lose("n1")
     job.lose("n2")
@@ -168,7 +168,7 @@ def test_one_that_was_given_a_place_is_lost_and_comes_again_has_it_no_more() -> 
     assert set(members(job)) == {w("n0"), w("n3"), w("s0", "b")}
 
 
-def test_two_are_lost_and_one_is_replaced() -> None:
+def test_one_of_two_lost_nodes_is_replaced_by_the_only_standby() -> None:
     job = beside()
     job.lose("n1")
     job.lose("n2")
@@ -178,7 +178,7 @@ def test_two_are_lost_and_one_is_replaced() -> None:
     assert begun.reason == "failure"
 
 
-def test_whoever_has_come_meanwhile_fills_the_place_and_the_standby_stays_one() -> None:
+def test_a_returning_node_takes_its_rank_before_a_standby() -> None:
     job = beside()
     job.lose("n1")
     job.report("n0", 1)
@@ -189,7 +189,7 @@ def test_whoever_has_come_meanwhile_fills_the_place_and_the_standby_stays_one() 
     assert job.machine.members.standbys.keys() == {"s0"}
 
 
-def test_it_is_lost_itself_while_the_others_report_and_another_takes_the_place() -> None:
+def test_another_standby_takes_the_rank_if_the_first_is_lost() -> None:
     job = beside()
     add_standby(job, "s1")
     job.lose("n1")
@@ -199,7 +199,7 @@ def test_it_is_lost_itself_while_the_others_report_and_another_takes_the_place()
     assert members(job) == (w("n0"), w("s1"), w("n2"))
 
 
-def test_one_of_the_same_rack_comes_first_and_the_event_says_so() -> None:
+def test_a_standby_in_the_same_rack_is_preferred_and_reported() -> None:
     job = Job()
     job.boot()
     for index in range(3):
@@ -230,9 +230,7 @@ def test_one_of_the_same_rack_comes_first_and_the_event_says_so() -> None:
         ([("", "")], "s0", "no standby that could is in rack r1 or zone z1"),
     ],
 )
-def test_one_of_the_rack_comes_before_one_of_the_zone_and_that_before_others(
-    places: list[tuple[str, str]], expected: str, detail: str
-) -> None:
+def test_standbys_are_preferred_by_rack_then_by_zone(places: list[tuple[str, str]], expected: str, detail: str) -> None:
     job = Job()
     job.boot()
     for index in range(3):
@@ -277,7 +275,7 @@ def take_over(job: Job, *names: str, generation: int, standbys: tuple[str, ...] 
         job.connect(msgspec.structs.replace(hello(name, kept=kept), standby=True, zone=f"z{name[-1]}"))
 
 
-def test_the_zone_of_one_that_was_lost_is_known_to_a_later_coordinator() -> None:
+def test_a_new_coordinator_knows_the_zone_of_a_lost_node() -> None:
     job = in_zones()
     add_standby(job, "s0", zone="z0")
     add_standby(job, "s1", zone="z1")
@@ -293,7 +291,7 @@ def test_the_zone_of_one_that_was_lost_is_known_to_a_later_coordinator() -> None
 
 
 @pytest.mark.parametrize("later", [False, True])
-def test_whoever_joins_for_one_that_is_missed_is_of_its_zone(later: bool) -> None:
+def test_a_standby_that_joins_for_a_missing_node_is_from_its_zone(later: bool) -> None:
     job = in_zones()
     job.lose("n1")
     job.report("n0", 1)
@@ -312,7 +310,7 @@ def test_whoever_joins_for_one_that_is_missed_is_of_its_zone(later: bool) -> Non
     assert job.machine.record.places == {"n1": ("", "z1"), "n0": ("", "z0"), "n2": ("", "z2")}
 
 
-def test_a_later_coordinator_knows_whose_place_was_taken() -> None:
+def test_a_new_coordinator_knows_a_promoted_standby() -> None:
     job = beside()
     job.lose("n1")
     job.report("n0", 1)
@@ -324,7 +322,7 @@ def test_a_later_coordinator_knows_whose_place_was_taken() -> None:
 
 
 @pytest.mark.parametrize(("policy", "begins_with"), [("wait", 3), ("shrink", 1)])
-def test_a_job_that_waits_begins_again_with_as_many_nodes_as_it_had(policy: Policy, begins_with: int) -> None:
+def test_a_job_with_the_wait_policy_restarts_with_its_previous_size(policy: Policy, begins_with: int) -> None:
     """All nodes are lost, but a checkpoint exists: the first returning node trains alone only with shrink."""
     job = Job(spec=JobSpec(recovery=RecoverySpec(on_node_failure=policy))).start()
     job.step(1)
@@ -344,7 +342,7 @@ def test_a_job_that_waits_begins_again_with_as_many_nodes_as_it_had(policy: Poli
     assert len(members(job)) == begins_with
 
 
-def test_where_nobody_is_left_it_goes_on_alone() -> None:
+def test_a_standby_continues_alone_or_the_job_fails_without_members() -> None:
     job = beside()
     for name in ("n0", "n1", "n2"):
         job.lose(name)
@@ -354,7 +352,7 @@ def test_where_nobody_is_left_it_goes_on_alone() -> None:
     assert job.machine.record.outcome == "failed" or (plan is not None and plan.workers == (w("s0"),))
 
 
-def test_a_promoted_one_that_was_warm_starts_no_job() -> None:
+def test_a_warm_standby_cannot_start_a_job_with_its_void_state() -> None:
     job = Job().start()
     add_standby(job, "s0")
     for name in ("n0", "n1", "n2"):
@@ -373,7 +371,7 @@ def drained(job: Job) -> None:
         job.report(name, 2)
 
 
-def test_where_a_node_leaves_a_warm_one_has_joined_beside_it_and_takes_its_place() -> None:
+def test_a_warm_standby_joins_next_to_a_drained_node_and_replaces_it() -> None:
     job = beside()
     job.feed(Drain(("n1",)))
     everybody = job.join("s0", step=2)
@@ -390,7 +388,7 @@ def test_where_a_node_leaves_a_warm_one_has_joined_beside_it_and_takes_its_place
     assert job.machine.record.wanted == 3
 
 
-def test_a_drained_node_that_nobody_could_follow_has_left_no_place_to_take() -> None:
+def test_a_node_drained_without_a_warm_standby_leaves_no_open_rank() -> None:
     job = beside(warm=False)
     drained(job)
     assert members(job) == (w("n0"), w("n2"))
@@ -401,7 +399,7 @@ def test_a_drained_node_that_nobody_could_follow_has_left_no_place_to_take() -> 
     assert job.machine.record.pending is None
 
 
-def test_a_standby_that_is_drained_takes_no_place_of_the_job_with_it() -> None:
+def test_draining_a_standby_does_not_reduce_the_wanted_nodes() -> None:
     job = beside()
     job.feed(Drain(("s0",)))
     assert [one.node for one in job.machine.record.drained] == ["s0"]

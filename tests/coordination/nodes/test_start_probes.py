@@ -90,7 +90,7 @@ def names(nodes: int) -> list[str]:
     return [f"n{index}" for index in range(nodes)]
 
 
-def test_every_node_is_tried_by_two_others_in_both_directions_and_all_begin() -> None:
+def test_every_node_is_probed_by_two_others_in_both_directions() -> None:
     start = Start(6, no_link_fails)
     start.come(*names(6))
     assert start.members == names(6)
@@ -103,7 +103,7 @@ def test_every_node_is_tried_by_two_others_in_both_directions_and_all_begin() ->
 
 @pytest.mark.parametrize("sends", [True, False])
 @pytest.mark.parametrize("bad", names(5))
-def test_a_node_that_several_others_cannot_reach_is_refused_and_the_others_begin(bad: str, sends: bool) -> None:
+def test_a_node_unreachable_for_several_others_is_refused(bad: str, sends: bool) -> None:
     start = Start(5, bad_node(bad, sends=sends), least=4)
     start.come(*names(5))
     assert start.reported() == [bad]
@@ -118,7 +118,7 @@ def test_a_node_that_several_others_cannot_reach_is_refused_and_the_others_begin
     assert not [event for event in start.job.events if isinstance(event, ev.FailureDetected)]
 
 
-def test_a_job_that_needs_the_refused_node_waits_for_another_and_says_why() -> None:
+def test_a_job_that_needs_a_refused_node_waits_and_reports_why() -> None:
     start = Start(3, bad_node("n1"))
     start.come(*names(3))
     start.wait(0.5)
@@ -142,14 +142,14 @@ def test_a_probe_that_hangs_times_out_and_its_node_is_refused() -> None:
     assert start.members == ["n0", "n1"]
 
 
-def test_one_bad_link_between_nodes_that_reach_others_refuses_nobody() -> None:
+def test_one_failed_link_between_otherwise_reachable_nodes_is_tolerated() -> None:
     start = Start(4, lambda here, there: REFUSED if {here, there} == {"n1", "n2"} else "")
     start.come(*names(4))
     assert not start.reported()
     assert start.members == names(4)
 
 
-def test_two_nodes_that_are_needed_wait_until_it_is_known_which_is_wrong() -> None:
+def test_two_required_nodes_wait_until_the_unreachable_one_is_known() -> None:
     start = Start(2, bad_node("n0"))
     start.come(*names(2))
     start.wait(12.0)
@@ -164,7 +164,7 @@ def test_two_nodes_that_are_needed_wait_until_it_is_known_which_is_wrong() -> No
     assert start.members == ["n1", "n2"]
 
 
-def test_two_nodes_that_are_needed_begin_once_they_reach_each_other() -> None:
+def test_two_required_nodes_start_once_they_reach_each_other() -> None:
     start = Start(2, bad_node("n0"))
     start.come(*names(2))
     start.wait(1.0)
@@ -173,7 +173,7 @@ def test_two_nodes_that_are_needed_begin_once_they_reach_each_other() -> None:
     assert start.members == names(2)
 
 
-def test_a_node_that_is_started_again_with_another_address_begins() -> None:
+def test_a_restarted_node_that_is_now_reachable_is_accepted() -> None:
     start = Start(2, bad_node("n0"))
     start.come(*names(2))
     start.wait(1.0)
@@ -184,7 +184,7 @@ def test_a_node_that_is_started_again_with_another_address_begins() -> None:
     assert start.members == ["n1", "n0"]
 
 
-def test_a_job_that_needs_one_of_two_begins_without_the_last_after_two_tries() -> None:
+def test_a_job_that_needs_one_node_refuses_the_last_after_two_probes() -> None:
     start = Start(2, bad_node("n0", error=HANGS), least=1)
     for node in names(2):
         start.job.connect(msgspec.structs.replace(hello(node), address=f"at-{node}", probe_port=9))
@@ -198,7 +198,7 @@ def test_a_job_that_needs_one_of_two_begins_without_the_last_after_two_tries() -
     assert start.members == ["n0"]
 
 
-def test_a_failure_that_passes_refuses_nobody() -> None:
+def test_a_transient_probe_failure_does_not_refuse_a_node() -> None:
     errors = [REFUSED]
     start = Start(2, lambda _here, _there: errors.pop() if errors else "")
     start.come(*names(2))
@@ -206,7 +206,7 @@ def test_a_failure_that_passes_refuses_nobody() -> None:
     assert start.members == names(2)
 
 
-def test_a_third_node_decides_between_two() -> None:
+def test_a_third_node_decides_which_of_two_is_refused() -> None:
     start = Start(3, bad_node("n0", error=HANGS))
     start.come("n0", "n1")
     start.wait(2.0)
@@ -215,7 +215,7 @@ def test_a_third_node_decides_between_two() -> None:
     assert start.reported() == ["n0"]
 
 
-def test_if_two_halves_do_not_reach_each_other_one_of_them_begins() -> None:
+def test_one_half_starts_if_two_halves_cannot_reach_each_other() -> None:
     halves = {"n0": 0, "n1": 0, "n2": 1, "n3": 1}
     start = Start(4, lambda here, there: "" if halves[here] == halves[there] else REFUSED, least=2)
     start.come(*names(4))
@@ -225,13 +225,13 @@ def test_if_two_halves_do_not_reach_each_other_one_of_them_begins() -> None:
 
 
 @pytest.mark.parametrize("bad", [("n0", "n1"), ("n0", "n3"), ("n2", "n3")])
-def test_nodes_that_reach_nobody_accuse_nobody(bad: tuple[str, str]) -> None:
+def test_unreachable_nodes_do_not_cause_refusals_of_others(bad: tuple[str, str]) -> None:
     start = Start(4, bad_node(*bad), least=4)
     start.come(*names(4))
     assert sorted(start.reported()) == sorted(bad)
 
 
-def test_a_node_that_was_just_refused_is_no_third_one() -> None:
+def test_a_refused_node_does_not_decide_about_others() -> None:
     start = Start(8, bad_node("n0", "n2"), least=5)
     start.come("n0", "n1")
     start.come("n2", *names(8)[3:])
@@ -240,7 +240,7 @@ def test_a_node_that_was_just_refused_is_no_third_one() -> None:
     assert len(start.members) >= 5
 
 
-def test_if_no_node_reaches_another_few_probes_show_it() -> None:
+def test_few_probes_are_sent_if_no_node_reaches_another() -> None:
     start = Start(30, every_link_fails)
     start.come(*names(30))
     assert not start.reported()
@@ -249,7 +249,7 @@ def test_if_no_node_reaches_another_few_probes_show_it() -> None:
     assert [event.nodes for event in start.job.events if isinstance(event, ev.JobWaiting)] == [1]
 
 
-def test_nodes_of_one_host_are_not_probed_and_neither_is_a_lone_node() -> None:
+def test_nodes_on_one_host_and_a_single_node_are_not_probed() -> None:
     start = Start(3, every_link_fails)
     start.come(*names(3), address="127.0.0.1")
     assert start.members == names(3)
@@ -260,7 +260,7 @@ def test_nodes_of_one_host_are_not_probed_and_neither_is_a_lone_node() -> None:
     assert not alone.tried
 
 
-def test_a_node_that_goes_while_it_is_probed_is_forgotten() -> None:
+def test_a_node_that_disconnects_while_probed_is_forgotten() -> None:
     start = Start(3, bad_node("n1", error=HANGS))
     start.come("n0", "n1")
     start.job.lose("n1")
@@ -270,7 +270,7 @@ def test_a_node_that_goes_while_it_is_probed_is_forgotten() -> None:
     assert not start.reported()
 
 
-def test_nodes_that_come_back_to_a_job_without_a_generation_are_probed_before_it_begins_again() -> None:
+def test_returning_nodes_are_probed_before_a_stopped_job_starts_again() -> None:
     start = Start(3, no_link_fails, least=2)
     start.come(*names(3))
     for node in names(3):
@@ -286,7 +286,7 @@ def test_nodes_that_come_back_to_a_job_without_a_generation_are_probed_before_it
     assert start.reported() == ["n1"]
 
 
-def test_a_refused_standby_was_never_warm() -> None:
+def test_a_refused_standby_is_not_registered() -> None:
     start = Start(3, bad_node("n3"))
     start.come("n0", "n1")
     start.job.connect(msgspec.structs.replace(hello("n3"), address="at-n3", probe_port=9, standby=True))
@@ -296,7 +296,7 @@ def test_a_refused_standby_was_never_warm() -> None:
     assert [one for one in start.job.last if isinstance(one, Close)] or "n3" in start.refused
 
 
-def test_the_work_for_a_node_does_not_grow_with_the_nodes() -> None:
+def test_the_cost_of_a_connection_is_independent_of_the_node_count() -> None:
     counts: list[int] = []
     for nodes in (100, 400):
         start = Start(nodes, no_link_fails)

@@ -46,7 +46,7 @@ def told_of(job: Job, node: str) -> list[str]:
 
 @pytest.mark.parametrize("fields", OTHERS.values(), ids=OTHERS)
 @pytest.mark.parametrize("how", ["its connection ends", "it says no more"])
-def test_one_that_does_not_fit_has_neither_failed_nor_left(fields: dict[str, object], how: str) -> None:
+def test_an_unfit_node_is_not_reported_as_failed_or_left(fields: dict[str, object], how: str) -> None:
     job = a_job_of_two()
     end = connect_unfit(job, "n2", **fields)
     assert (end.exit_code, end.alone) == (2, True)
@@ -64,7 +64,7 @@ def test_one_that_does_not_fit_has_neither_failed_nor_left(fields: dict[str, obj
     assert "n2" not in job.machine.members.nodes
 
 
-def test_one_that_does_not_fit_at_the_begin_is_what_the_job_waits_for() -> None:
+def test_a_job_waiting_at_the_start_names_the_unfit_node() -> None:
     job = Job(nodes=2).boot()
     job.connect(hello("n0"))
     job.say(attach(w("n0")))
@@ -76,7 +76,7 @@ def test_one_that_does_not_fit_at_the_begin_is_what_the_job_waits_for() -> None:
     assert told_of(job, "n1") == []
 
 
-def test_one_whose_script_says_bad_input_has_neither_failed_nor_left() -> None:
+def test_a_node_with_bad_script_input_is_not_reported_as_failed_or_left() -> None:
     job = a_job_of_two()
     job.connect(hello("n2"))
     why = "--data /d: there is no such folder"
@@ -87,7 +87,7 @@ def test_one_whose_script_says_bad_input_has_neither_failed_nor_left() -> None:
     assert told_of(job, "n2") == []
 
 
-def test_one_that_fits_once_it_comes_again_joins() -> None:
+def test_a_refused_node_joins_once_it_returns_and_fits() -> None:
     job = a_job_of_two()
     connect_unfit(job, "n2", config={"model": "large"})
     job.connect(hello("n2", session="0000beef"))
@@ -96,7 +96,7 @@ def test_one_that_fits_once_it_comes_again_joins() -> None:
     assert told_of(job, "n2") == ["NodesJoined"]
 
 
-def test_a_member_that_comes_back_as_another_has_failed() -> None:
+def test_a_member_that_returns_with_another_model_has_failed() -> None:
     job = a_job_of_two()
     down = msg.WorkerDown(worker=w("n1"), kind=FailureKind.PROCESS_EXIT, detail="killed by SIGKILL", exit_code=1)
     job.tell("n1", down)

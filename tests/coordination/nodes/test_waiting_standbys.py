@@ -33,7 +33,7 @@ def with_standby() -> Job:
     return job
 
 
-def test_a_standby_counts_in_no_world_and_no_job_starts_with_it() -> None:
+def test_a_standby_is_not_counted_as_a_member() -> None:
     job = Job().boot()
     job.connect(standby_hello())
     job.say(attach(w("s0"), model="other"))
@@ -50,7 +50,7 @@ def test_a_standby_counts_in_no_world_and_no_job_starts_with_it() -> None:
     assert not [event for event in job.events if isinstance(event, ev.NodesJoined) and "s0" in event.names]
 
 
-def test_it_is_warmed_up_once_the_others_train_and_says_so_once() -> None:
+def test_a_standby_warms_up_after_training_starts_and_reports_it_once() -> None:
     job = Job()
     job.boot()
     job.connect(standby_hello())
@@ -74,7 +74,7 @@ def test_it_is_warmed_up_once_the_others_train_and_says_so_once() -> None:
     assert not job.orders(msg.Warm)
 
 
-def test_it_neither_joins_nor_hinders_those_that_do() -> None:
+def test_a_warm_standby_does_not_join_with_a_new_node() -> None:
     job = with_standby()
     job.say(warmed())
     job.connect(hello("n3"))
@@ -84,7 +84,7 @@ def test_it_neither_joins_nor_hinders_those_that_do() -> None:
     assert pending.workers == (w("n0"), w("n1"), w("n2"), w("n3"))
 
 
-def test_a_warm_up_that_fails_is_told_once_and_tried_so_often() -> None:
+def test_a_failed_warm_up_is_reported_once_and_retried_up_to_a_limit() -> None:
     job = with_standby()
     for turn in range(MAX_TRIES):
         nonce = "abcdef"[turn]
@@ -104,7 +104,7 @@ def test_a_warm_up_that_fails_is_told_once_and_tried_so_often() -> None:
     assert job.machine.context.interruption.stop is None
 
 
-def test_one_that_comes_again_has_the_tries_it_had_and_a_new_agent_has_all() -> None:
+def test_warm_up_tries_survive_a_reconnect_but_not_a_new_agent() -> None:
     job = with_standby()
     job.lose("s0")
     (failed,) = job.said(ev.StandbyFailed)
@@ -121,7 +121,7 @@ def test_one_that_comes_again_has_the_tries_it_had_and_a_new_agent_has_all() -> 
     assert job.orders(msg.Warm)
 
 
-def test_one_whose_process_hangs_while_it_waits_is_told_of_and_warmed_up_again() -> None:
+def test_a_standby_with_a_hung_process_is_reported_and_warmed_up_again() -> None:
     """Its agent ends a process that is stopped for longer than a lease, even if no worker waits for it."""
     job = with_standby()
     job.say(warmed())
@@ -137,7 +137,7 @@ def test_one_whose_process_hangs_while_it_waits_is_told_of_and_warmed_up_again()
     assert not [event for event in job.events if isinstance(event, ev.FailureDetected)]
 
 
-def test_a_warm_up_has_a_limit() -> None:
+def test_a_warm_up_has_a_timeout() -> None:
     job = with_standby()
     limit_s = job.machine.config.warm_timeout_s
     job.now += limit_s
@@ -152,7 +152,7 @@ def test_a_warm_up_has_a_limit() -> None:
     assert refused.retry
 
 
-def test_one_that_does_not_fit_is_told_what_differs() -> None:
+def test_an_unfit_standby_is_refused_with_the_difference() -> None:
     job = Job().start()
     job.step(1)
     job.connect(standby_hello())
@@ -169,7 +169,7 @@ def test_one_that_does_not_fit_is_told_what_differs() -> None:
     assert refused.exit_code == EXIT_BAD_INPUT
 
 
-def test_one_that_came_before_the_job_began_is_compared_with_it_then() -> None:
+def test_a_standby_from_before_the_start_is_checked_at_the_start() -> None:
     job = Job().boot()
     job.connect(standby_hello(digest="another"))
     job.say(attach(w("s0")))
@@ -184,7 +184,7 @@ def test_one_that_came_before_the_job_began_is_compared_with_it_then() -> None:
     assert not job.orders(msg.Warm)
 
 
-def test_its_death_changes_nothing() -> None:
+def test_the_loss_of_a_standby_does_not_affect_the_job() -> None:
     job = with_standby()
     job.say(warmed())
     job.tell("s0", down())
@@ -196,7 +196,7 @@ def test_its_death_changes_nothing() -> None:
     assert not [event for event in job.events if isinstance(event, ev.FailureDetected | ev.NodeLeft)]
 
 
-def test_it_is_let_go_at_the_jobs_end() -> None:
+def test_a_standby_is_released_at_the_end_of_the_job() -> None:
     job = with_standby()
     job.say(warmed())
     for name in ("n0", "n1", "n2"):
@@ -204,7 +204,7 @@ def test_it_is_let_go_at_the_jobs_end() -> None:
     assert w("s0") in job.orders(msg.JobDone)
 
 
-def test_one_with_other_places_than_any_node_of_the_job_is_refused() -> None:
+def test_a_standby_with_another_number_of_workers_is_refused() -> None:
     job = Job().start()
     job.step(1)
     job.connect(msgspec.structs.replace(standby_hello(), workers=2))
@@ -213,7 +213,7 @@ def test_one_with_other_places_than_any_node_of_the_job_is_refused() -> None:
     assert "workers per node are 2, the job's are 1" in end.why
 
 
-def test_what_does_not_fit_a_job_that_is_over_is_no_event_of_it() -> None:
+def test_an_unfit_standby_of_a_finished_job_emits_no_event() -> None:
     job = with_standby()
     for name in ("n0", "n1", "n2"):
         job.say(msg.Finished(worker=w(name), generation=1, step=1))
@@ -222,7 +222,7 @@ def test_what_does_not_fit_a_job_that_is_over_is_no_event_of_it() -> None:
     assert not job.said(ev.StandbyFailed)
 
 
-def test_one_that_comes_again_as_a_standby_is_not_waited_for_where_it_was_to_replace_its_workers() -> None:
+def test_a_node_that_returns_as_a_standby_is_not_awaited_as_a_member() -> None:
     job = Job(nodes=2).boot()
     job.connect(hello("n1"))
     job.machine.context.disconnected.replace_workers(["n1"], "the pool has it join")
