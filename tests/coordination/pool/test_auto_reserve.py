@@ -49,21 +49,21 @@ def stops(replaced_s: float, hit_s: float, given_s: float) -> dict[str, StopTime
     return dict.fromkeys("abcdefgh", StopTimes(replaced_s=replaced_s, hit_s=hit_s, given_s=given_s))
 
 
-def test_where_a_job_goes_on_at_once_without_a_node_each_is_worth_more_in_jobs() -> None:
+def test_no_node_is_reserved_if_jobs_recover_quickly_without_it() -> None:
     jobs = (bid("a", 1, least=1, has=4), bid("b", 2, least=1, has=4))
     found = find_best_reserve(jobs, 8, 4.18 / (1000 * DAY), 20 * 3600.0, stops(1.0, 1.0, 12.0))
     assert found.nodes == 0
     assert "each is worth more in a job" in found.why
 
 
-def test_nodes_that_no_job_can_use_are_kept_back() -> None:
+def test_nodes_that_no_job_can_use_are_reserved() -> None:
     jobs = (bid("a", 1, least=4, has=4, sizes=(4,)), bid("b", 2, least=4, has=4, sizes=(4,)))
     found = find_best_reserve(jobs, 10, 4.18 / (1000 * DAY), 20 * 3600.0, stops(1.0, 60.0, 120.0))
     assert found.nodes == 2
     assert "more is achieved than with none" in found.why
 
 
-def test_the_more_often_nodes_fail_and_the_longer_that_stops_a_job_the_more_are_kept_back() -> None:
+def test_the_reserve_grows_with_failure_rate_and_downtime() -> None:
     jobs = tuple(bid(name, at, least=2, has=8) for at, name in enumerate("abcd", 1))
 
     def kept(rate: float, hit_s: float) -> int:
@@ -77,21 +77,21 @@ def test_the_more_often_nodes_fail_and_the_longer_that_stops_a_job_the_more_are_
     assert by_stop == sorted(by_stop)
 
 
-def test_it_is_never_more_than_jobs_leave_over_beyond_their_least() -> None:
+def test_the_reserve_leaves_all_jobs_their_minimum_nodes() -> None:
     jobs = tuple(bid(name, at, least=4, has=4) for at, name in enumerate("abcd", 1))
     for nodes in range(16, 20):
         found = find_best_reserve(jobs, nodes, 1.0 / 3600.0, 600.0, stops(1.0, 600.0, 900.0))
         assert found.nodes <= nodes - 16
 
 
-def test_nodes_that_fail_faster_than_jobs_go_on_break_nothing() -> None:
+def test_extreme_failure_rates_give_a_valid_reserve() -> None:
     jobs = (bid("a", 1, least=1, has=4), bid("b", 2, least=1, has=4))
     for rate in (1e-30, 1e-3, 1.0, 1e6):
         for repair_s in (0.0, 1.0, 1e12):
             assert 0 <= find_best_reserve(jobs, 8, rate, repair_s, stops(1.0, 1.0, 12.0)).nodes <= 6
 
 
-def test_it_stays_where_another_number_does_not_make_up_for_the_moves() -> None:
+def test_the_reserve_stays_if_a_change_does_not_pay_for_its_moves() -> None:
     jobs = (bid("a", 1, least=4, has=4, sizes=(4,)), bid("b", 2, least=4, has=4, sizes=(4,)))
     asked = (jobs, 10, 4.18 / (1000 * DAY), 20 * 3600.0, stops(1.0, 60.0, 120.0))
     assert find_best_reserve(*asked, now=1).nodes == 2
@@ -100,7 +100,7 @@ def test_it_stays_where_another_number_does_not_make_up_for_the_moves() -> None:
 
 
 @pytest.mark.parametrize("reserve", [0, 1, 2])
-def test_what_a_reserve_is_worth_is_what_a_simulation_of_its_model_achieves(reserve: int) -> None:
+def test_the_worth_of_a_reserve_equals_a_simulation_of_its_model(reserve: int) -> None:
     """Nodes fail and return; a failure stops the job that it hits for the given time."""
     nodes, rate, repair_s = 8, 1 / 3600.0, 900.0
     jobs = (bid("a", 1, least=2, has=4), bid("b", 2, least=2, has=4, weight=1.2))
@@ -142,12 +142,12 @@ def simulated(
     return (done - lost) / now
 
 
-def test_repairs_are_the_mean_of_those_seen_and_of_what_is_known_before() -> None:
+def test_repair_time_is_the_mean_of_observations_and_a_prior() -> None:
     assert observed_repair_s(()) == KNOWN_REPAIR_S
     assert observed_repair_s((0.0, 0.0, 0.0)) == pytest.approx(KNOWN_REPAIR_S / 4)
 
 
-def test_what_failures_have_cost_a_job_takes_the_place_of_what_was_guessed() -> None:
+def test_measured_failure_costs_replace_guesses() -> None:
     assert estimate_stop_times(JobCosts(), 2.0) == StopTimes(replaced_s=1.0, hit_s=1.0, given_s=13.0)
     assert estimate_stop_times(JobCosts(hit_s=5.0, replaced_s=0.5), 2.0) == StopTimes(
         replaced_s=0.5, hit_s=5.0, given_s=17.0
@@ -177,7 +177,7 @@ def played(nodes: int = 6) -> PlayedPool:
     return pool
 
 
-def test_a_pool_keeps_back_what_its_job_has_no_use_for_and_says_why() -> None:
+def test_a_pool_reserves_nodes_its_job_cannot_use_and_reports_why() -> None:
     pool = played()
     assert pool.pool.state.reserve > 0
     assert len(pool.nodes_of("one")) == 4
@@ -188,7 +188,7 @@ def test_a_pool_keeps_back_what_its_job_has_no_use_for_and_says_why() -> None:
     assert pool.record.reserve == plan.reserve
 
 
-def test_it_gives_way_to_a_job_that_comes() -> None:
+def test_a_reserve_is_given_to_a_new_job() -> None:
     pool = played()
     pool.submit("two", 2, most=2)
     report_states(pool, "one", "two")
@@ -197,14 +197,14 @@ def test_it_gives_way_to_a_job_that_comes() -> None:
     assert kept_back(pool)[-1] == 0
 
 
-def test_another_server_goes_on_with_it() -> None:
+def test_another_server_keeps_the_reserve() -> None:
     pool = played()
     before = pool.pool.state.reserve
     pool.restart()
     assert pool.pool.state.reserve == before
 
 
-def test_how_long_nodes_were_away_that_had_failed_is_kept() -> None:
+def test_repair_times_of_failed_nodes_are_recorded() -> None:
     pool = played()
     lost = min(pool.nodes_of("one"))
     pool.go(lost)
@@ -218,7 +218,7 @@ def test_how_long_nodes_were_away_that_had_failed_is_kept() -> None:
     assert len(pool.record.repairs) == 1, "the node was only disconnected"
 
 
-def test_reserve_of_many_nodes_takes_no_time() -> None:
+def test_a_reserve_is_found_for_a_large_pool() -> None:
     jobs = tuple(bid(f"j{at}", at, least=2, has=32) for at in range(1, 33))
     known = {job.name: StopTimes(replaced_s=1.0, hit_s=30.0, given_s=60.0) for job in jobs}
     found = find_best_reserve(jobs, 1024, 4.18 / (1000 * DAY), 20 * 3600.0, known)

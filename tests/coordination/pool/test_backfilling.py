@@ -24,27 +24,27 @@ def running(order: int, nodes: int, ends_by: float = inf) -> Bid:
     return replace(bid(order, nodes), has=nodes, admitted=True, ends_by=ends_by)
 
 
-def test_one_that_ends_in_time_goes_before_the_first() -> None:
+def test_a_job_that_ends_in_time_is_started_before_the_first() -> None:
     found = admit([bid(2, 6), bid(3, 2, limit_s=5.0)], [running(1, 4, ends_by=10.0)], 8, need, now=0.0)
     assert found.names == ("j3",)
 
 
-def test_one_that_may_run_longer_waits_and_hears_why() -> None:
+def test_a_job_that_may_run_too_long_waits_with_a_reason() -> None:
     found = admit([bid(2, 6), bid(3, 3, limit_s=15.0)], [running(1, 4, ends_by=10.0)], 8, need, now=0.0)
     assert found.names == ()
     assert found.why["j3"] == "j2 is before it: it may still run when that can begin"
 
 
-def test_one_that_runs_for_ever_takes_nodes_that_the_first_leaves_over() -> None:
+def test_a_job_without_a_time_limit_uses_nodes_the_first_will_not_need() -> None:
     found = admit([bid(2, 6), bid(3, 2), bid(4, 1)], [running(1, 4, ends_by=10.0)], 8, need, now=0.0)
     assert found.names == ("j3",), "two nodes are left over at 10 s, but not a third"
 
 
-def test_nobody_goes_first_where_nobody_can_say_when_the_first_begins() -> None:
+def test_no_job_is_backfilled_if_the_start_of_the_first_is_unknown() -> None:
     assert admit([bid(2, 6), bid(3, 1, limit_s=1.0)], [running(1, 4)], 8, need, now=0.0).names == ()
 
 
-def test_all_that_end_at_once_count_for_what_is_left_over() -> None:
+def test_jobs_that_end_simultaneously_all_add_to_the_spare_nodes() -> None:
     assert compute_reservation(5, 1, [(10.0, 4), (10.0, 3), (20.0, 1)], 0.0).spare == 3
 
 
@@ -74,7 +74,7 @@ def days(draw: st.DrawFn) -> list[Submitted]:
 
 
 @given(days())
-def test_the_first_is_begun_no_later_than_its_reservation_ever_said(jobs: list[Submitted]) -> None:
+def test_a_job_never_starts_later_than_its_earliest_reservation(jobs: list[Submitted]) -> None:
     """Simulate a whole day of a pool of eight nodes, event by event."""
     jobs = [replace(job, bid=replace(job.bid, order=place)) for place, job in enumerate(jobs)]
     ends: dict[str, float] = {}

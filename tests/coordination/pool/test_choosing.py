@@ -15,37 +15,37 @@ def nodes(**racks: str) -> dict[str, PoolNode]:
     return {name: PoolNode(name=name, session="a", zone=zones[place], rack=place) for name, place in racks.items()}
 
 
-def test_the_smallest_rack_that_suffices() -> None:
+def test_the_smallest_sufficient_rack_is_chosen() -> None:
     there = nodes(a="z-1", b="z-1", c="z-1", d="z-2", e="z-2", f="z-3")
     assert select_nodes(there, [], there, 2) == ["d", "e"]
     assert select_nodes(there, [], there, 1) == ["f"]
 
 
-def test_else_the_largest_and_what_is_left_in_the_next() -> None:
+def test_the_largest_rack_is_chosen_first_if_none_suffices() -> None:
     there = nodes(a="z-1", b="z-1", c="z-1", d="z-2", e="z-2", f="z-3")
     assert select_nodes(there, [], there, 4) == ["a", "b", "c", "f"]
 
 
-def test_where_the_job_is_already() -> None:
+def test_nodes_in_the_rack_or_zone_of_the_job_are_preferred() -> None:
     there = nodes(a="z-1", b="z-2", c="z-2", d="y-3", e="y-3")
     assert select_nodes(there, ["a"], ["b", "c", "d", "e"], 2) == ["b", "c"], "its own zone"
     assert select_nodes(there, ["b"], ["a", "c", "d", "e"], 1) == ["c"], "its own rack"
 
 
-def test_one_zone_that_suffices() -> None:
+def test_nodes_in_one_sufficient_zone_are_preferred() -> None:
     there = nodes(a="y-1", b="y-2", c="z-3", d="z-4", e="z-5")
     assert select_nodes(there, [], there, 3) == ["c", "d", "e"]
     assert select_nodes(there, [], there, 2) == ["a", "b"]
 
 
-def test_those_are_given_back_first_that_are_alone_or_out_of_touch() -> None:
+def test_isolated_and_disconnected_nodes_are_returned_first() -> None:
     there = nodes(a="z-1", b="z-1", c="z-2", d="z-1")
     assert select_surplus(there, there, there, 1) == ["c"]
     assert select_surplus(there, there, {"a", "c", "d"}, 2) == ["b", "c"]
 
 
 @given(st.lists(st.sampled_from(("y-1", "y-2", "z-3", "z-4")), max_size=12), st.integers(0, 14), st.integers(0, 3))
-def test_as_many_as_are_wanted_each_once(places: list[str], count: int, mine: int) -> None:
+def test_the_requested_number_of_distinct_nodes_is_chosen(places: list[str], count: int, mine: int) -> None:
     there = nodes(**{f"n{number:02}": place for number, place in enumerate(places)})
     names = sorted(there)
     free = names[mine:]

@@ -86,7 +86,7 @@ def check(at: Occupancy, found: Compaction) -> float:
     return gain - cost
 
 
-def test_a_job_in_two_racks_moves_into_one_that_has_room() -> None:
+def test_a_job_in_two_racks_moves_into_one_with_free_nodes() -> None:
     found = compact(occupied("aabb", "xx.x"), RACK_WORTH_S)
     assert found.moves == ()
     found = compact(occupied("aaabb", "xx.x."), RACK_WORTH_S)
@@ -94,18 +94,18 @@ def test_a_job_in_two_racks_moves_into_one_that_has_room() -> None:
     assert found.racks == {"x": (2, 1)}
 
 
-def test_several_moves_that_gain_nothing_one_by_one_are_made_together() -> None:
+def test_moves_that_only_pay_together_are_planned_together() -> None:
     found = compact(occupied("aaaabb", "xx..xx"), RACK_WORTH_S)
     assert len(found.moves) == 2
     assert found.racks == {"x": (2, 1)}
 
 
-def test_a_move_that_costs_more_than_it_is_worth_is_not_made() -> None:
+def test_a_move_that_costs_more_than_it_gains_is_not_planned() -> None:
     assert compact(occupied("aaabb", "xx.x.", move_s=59.0), RACK_WORTH_S).moves
     assert not compact(occupied("aaabb", "xx.x.", move_s=60.0), RACK_WORTH_S).moves
 
 
-def test_two_jobs_that_lie_across_change_places_by_way_of_a_free_node() -> None:
+def test_two_jobs_spread_over_two_racks_swap_through_a_free_node() -> None:
     at = occupied("aabbc", "xyxy.")
     found = compact(at, RACK_WORTH_S)
     assert found.racks == {"x": (2, 1), "y": (2, 1)}
@@ -113,13 +113,13 @@ def test_two_jobs_that_lie_across_change_places_by_way_of_a_free_node() -> None:
     assert not compact(occupied("aabbc", "xyxy#"), RACK_WORTH_S).moves, "without a free node no job can start to move"
 
 
-def test_a_zone_counts_for_more_than_its_racks() -> None:
+def test_a_zone_counts_more_than_its_racks() -> None:
     found = compact(occupied("abcdef", "x.x..x", zones="112223"), RACK_WORTH_S)
     assert found.zones == {"x": (3, 1)}
     assert found.racks == {"x": (3, 3)}
 
 
-def test_nodes_that_name_no_rack_are_one_each() -> None:
+def test_nodes_without_a_rack_count_as_separate_racks() -> None:
     at = Occupancy(
         nodes={name: PoolNode(name=name, session="a") for name in ("n0", "n1", "n2")},
         owners={"n0": "x", "n1": "x"},
@@ -130,7 +130,7 @@ def test_nodes_that_name_no_rack_are_one_each() -> None:
     assert not compact(at, RACK_WORTH_S).moves
 
 
-def test_a_node_that_a_job_would_not_take_is_left() -> None:
+def test_a_node_refused_by_the_job_is_not_used() -> None:
     assert not compact(occupied("aaabb", "xx.x.", refused={"x": frozenset({"n2"})}), RACK_WORTH_S).moves
 
 
@@ -140,14 +140,14 @@ _FLOORS = st.lists(
 
 
 @given(_FLOORS, st.sampled_from((0.5, 20.0, 70.0)))
-def test_what_is_planned_can_be_done_and_pays(floor: list[tuple[str, str, str]], move_s: float) -> None:
+def test_planned_moves_are_feasible_and_pay(floor: list[tuple[str, str, str]], move_s: float) -> None:
     racks, owners, zones = ("".join(letters) for letters in zip(*floor, strict=True))
     at = occupied(racks, owners, zones=zones, move_s=move_s)
     net = check(at, compact(at, RACK_WORTH_S))
     assert 0 <= net <= best_by_force(at) + 1e-9
 
 
-def test_nearly_always_nothing_better_can_be_found() -> None:
+def test_plans_are_nearly_always_optimal() -> None:
     rng, same, all_there_is, gained = Random(7), 0, 0.0, 0.0
     cases = 300
     for _ in range(cases):

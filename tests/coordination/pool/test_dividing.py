@@ -31,12 +31,12 @@ def shares(policy: str, nodes: int, *jobs: Bid, kept_back: int = 0) -> list[int]
 # ---- all policies ----
 
 
-def test_their_names_are_known_without_them() -> None:
+def test_policy_names_match_the_policies() -> None:
     assert tuple(POLICIES) == POLICY_NAMES
 
 
 @given(policies, demands())
-def test_every_job_is_told_and_no_node_is_given_twice(policy: Policy, demand: Demand) -> None:
+def test_every_job_has_a_share_and_no_node_is_assigned_twice(policy: Policy, demand: Demand) -> None:
     division = divide(policy, demand)
     assert division.nodes.keys() == {bid.name for bid in demand.bids}
     assert min(division.nodes.values()) >= 0
@@ -44,7 +44,7 @@ def test_every_job_is_told_and_no_node_is_given_twice(policy: Policy, demand: De
 
 
 @given(policies, demands())
-def test_nobody_that_runs_is_taken_below_its_least(policy: Policy, demand: Demand) -> None:
+def test_running_jobs_keep_their_minimum_nodes(policy: Policy, demand: Demand) -> None:
     """The exceptions are preemptible jobs, which then return all their nodes."""
     nodes = divide(policy, demand).nodes
     for bid in demand.bids:
@@ -53,7 +53,7 @@ def test_nobody_that_runs_is_taken_below_its_least(policy: Policy, demand: Deman
 
 
 @given(policies, demands())
-def test_a_job_that_is_begun_has_a_size_that_it_can_run_on(policy: Policy, demand: Demand) -> None:
+def test_a_started_job_has_an_allowed_size(policy: Policy, demand: Demand) -> None:
     nodes = divide(policy, demand).nodes
     for bid in demand.bids:
         size = nodes[bid.name]
@@ -63,7 +63,7 @@ def test_a_job_that_is_begun_has_a_size_that_it_can_run_on(policy: Policy, deman
 
 
 @given(policies, demands())
-def test_who_waits_is_told_why_and_nobody_else(policy: Policy, demand: Demand) -> None:
+def test_exactly_the_waiting_jobs_receive_a_reason(policy: Policy, demand: Demand) -> None:
     division = divide(policy, demand)
     idle = {bid.name for bid in demand.bids if not division.nodes[bid.name]}
     firm = {bid.name for bid in demand.bids if bid.admitted and not bid.preemptible}
@@ -72,7 +72,7 @@ def test_who_waits_is_told_why_and_nobody_else(policy: Policy, demand: Demand) -
 
 
 @given(policies, demands(), st.randoms())
-def test_the_order_in_which_jobs_are_named_does_not_count(policy: Policy, demand: Demand, rng: object) -> None:
+def test_the_order_of_the_bids_does_not_matter(policy: Policy, demand: Demand, rng: object) -> None:
     mixed = list(demand.bids)
     rng.shuffle(mixed)  # pyright: ignore
     again = Demand(nodes=demand.nodes, bids=tuple(mixed), kept_back=demand.kept_back)
@@ -85,7 +85,7 @@ ALIKE = Demand(nodes=3, bids=(waiting("j1", most=2, weight=0.5), running("j2", 0
 
 @example(POLICIES["waf"], ALIKE)
 @given(policies, demands())
-def test_a_plan_that_is_carried_out_stays_as_it_is(policy: Policy, demand: Demand) -> None:
+def test_an_executed_plan_is_stable(policy: Policy, demand: Demand) -> None:
     """The result of a plan does not lead to another plan, so no node moves back and forth."""
     division = divide(policy, demand)
     first = division.nodes
@@ -115,7 +115,7 @@ def test_a_plan_that_is_carried_out_stays_as_it_is(policy: Policy, demand: Deman
 
 
 @given(policies, demands(preemptible=False))
-def test_first_come_first_served(policy: Policy, demand: Demand) -> None:
+def test_jobs_start_in_the_order_of_the_queue(policy: Policy, demand: Demand) -> None:
     """Without time limits, no job starts before an earlier queued job of the same priority."""
     nodes = divide(policy, demand).nodes
     queue = policy.order([bid for bid in demand.bids if not bid.admitted])
@@ -124,7 +124,7 @@ def test_first_come_first_served(policy: Policy, demand: Demand) -> None:
 
 
 @given(policies, demands())
-def test_the_reserve_is_for_preemptible_jobs_alone(policy: Policy, demand: Demand) -> None:
+def test_only_preemptible_jobs_use_the_reserve(policy: Policy, demand: Demand) -> None:
     nodes = divide(policy, demand).nodes
     firm = [bid for bid in demand.bids if not bid.preemptible]
     owed = sum(min(bid.has, bid.smallest) for bid in firm)
@@ -134,16 +134,16 @@ def test_the_reserve_is_for_preemptible_jobs_alone(policy: Policy, demand: Deman
 # ---- each policy ----
 
 
-def test_equal_jobs_have_equally_many() -> None:
+def test_the_equal_policy_divides_nodes_evenly() -> None:
     assert shares("equal", 9, running("j1", 7), waiting("j2"), waiting("j3")) == [3, 3, 3]
 
 
-def test_of_equals_those_keep_more_that_have_more() -> None:
+def test_the_equal_policy_gives_extra_nodes_to_the_jobs_that_have_them() -> None:
     assert shares("equal", 8, running("j1", 2), running("j2", 3), running("j3", 3)) == [2, 3, 3]
     assert shares("equal", 8, running("j1", 3), running("j2", 3), running("j3", 2)) == [3, 3, 2]
 
 
-def test_weights_are_in_proportion() -> None:
+def test_the_weighted_policy_divides_nodes_in_proportion_to_weights() -> None:
     assert shares("weighted", 12, waiting("j1", weight=2.0), waiting("j2", weight=1.0), waiting("j3")) == [6, 3, 3]
 
 
@@ -152,12 +152,12 @@ def test_a_small_weight_does_not_starve_a_job() -> None:
     assert shares("weighted", 10, *jobs) == [8, 2]
 
 
-def test_the_greatest_priority_has_all_it_can_use_and_the_others_their_least() -> None:
+def test_the_highest_priority_gets_its_maximum_and_others_their_minimum() -> None:
     jobs = (running("j1", 6, most=8), waiting("j2", least=2, most=5, priority=1), waiting("j3", priority=-1))
     assert shares("priority", 9, *jobs) == [3, 5, 1]
 
 
-def test_a_sized_job_has_its_size_or_waits() -> None:
+def test_a_sized_job_gets_its_full_size_or_waits() -> None:
     jobs = (running("j1", 4, most=4), waiting("j2", most=5), waiting("j3", most=3))
     division = divide(POLICIES["sized"], Demand(nodes=8, bids=jobs))
     assert division.nodes == {"j1": 4, "j2": 0, "j3": 0}
@@ -165,32 +165,32 @@ def test_a_sized_job_has_its_size_or_waits() -> None:
     assert division.why["j3"] == "j2 is before it: it has no time_limit"
 
 
-def test_a_sized_job_that_was_hit_takes_nothing_from_others() -> None:
+def test_a_sized_job_that_lost_a_node_takes_none_from_others() -> None:
     assert shares("sized", 7, running("j1", 3, most=4), running("j2", 4, most=4)) == [3, 4]
     assert shares("sized", 8, running("j1", 3, most=4), running("j2", 4, most=4)) == [4, 4]
 
 
-def test_discrete_sizes_are_reached_in_whole_steps() -> None:
+def test_jobs_with_discrete_sizes_get_only_those_sizes() -> None:
     jobs = (waiting("j1", most=8, sizes=(2, 4, 8)), waiting("j2", most=8, sizes=(2, 4, 8)))
     assert shares("equal", 7, *jobs) == [4, 2]
 
 
-def test_who_has_lost_nodes_is_brought_to_its_least_before_anybody_is_begun() -> None:
+def test_running_jobs_are_restored_to_their_minimum_before_new_jobs_start() -> None:
     assert shares("equal", 5, running("j1", 2, least=4), waiting("j2", least=1)) == [4, 1]
     assert shares("equal", 4, running("j1", 2, least=4), waiting("j2", least=1)) == [4, 0]
 
 
-def test_nodes_come_from_those_above_their_least_for_one_below() -> None:
+def test_jobs_above_their_minimum_give_nodes_to_jobs_below() -> None:
     assert shares("equal", 6, running("j1", 1, least=3), running("j2", 5, least=2)) == [3, 3]
 
 
-def test_preemptible_jobs_run_on_the_reserve_and_give_way() -> None:
+def test_preemptible_jobs_run_on_the_reserve_and_are_preempted() -> None:
     loose = running("j1", 4, least=2, preemptible=True)
     assert shares("equal", 8, loose, waiting("j2", most=6), kept_back=2) == [2, 6]
     assert shares("equal", 8, loose, waiting("j2", most=7), kept_back=1) == [0, 7]
 
 
-def test_of_preemptible_jobs_the_running_ones_go_on() -> None:
+def test_running_preemptible_jobs_continue_before_queued_ones_start() -> None:
     young = running("j2", 2, least=2, preemptible=True)
     assert shares("equal", 3, waiting("j1", least=2, preemptible=True), young) == [0, 3]
 

@@ -28,28 +28,28 @@ def remedies(policy: str, nodes: int, *bids: Bid, of: str) -> list[str]:
     return find_remedies(POLICIES[policy], Demand(nodes=nodes, bids=bids), of)
 
 
-def test_all_that_would_do() -> None:
+def test_all_sufficient_changes_are_listed() -> None:
     jobs = (running("j1", 3, 3), running("j2", 3, 2), waiting("j3", 4))
     assert remedies("equal", 6, *jobs, of="j3") == ["3 more nodes", "if it asked for 1 node", "the end of j1"]
 
 
-def test_who_is_behind_another_needs_room_for_both() -> None:
+def test_a_job_behind_another_needs_nodes_for_both() -> None:
     jobs = (running("j1", 4, 4), waiting("j2", 3), waiting("j3", 1))
     assert remedies("equal", 4, *jobs, of="j3") == ["4 more nodes", "the end of j1"]
 
 
-def test_a_sized_job_could_ask_for_less() -> None:
+def test_a_sized_job_is_advised_to_request_fewer_nodes() -> None:
     jobs = (running("j1", 4, 1, most=4), waiting("j2", 1, most=4))
     assert remedies("sized", 7, *jobs, of="j2") == ["1 more node", "if it asked for 3 nodes", "the end of j1"]
 
 
-def test_one_that_does_not_wait_is_told_nothing() -> None:
+def test_a_job_that_does_not_wait_has_no_advice() -> None:
     assert remedies("equal", 4, waiting("j1", 2), of="j1") == []
     assert remedies("equal", 4, waiting("j1", 2), of="j9") == []
 
 
 @given(st.sampled_from(list(POLICIES.values())), demands())
-def test_so_many_nodes_more_would_do_and_one_less_would_not(policy: Policy, demand: Demand) -> None:
+def test_the_advised_number_of_extra_nodes_is_minimal(policy: Policy, demand: Demand) -> None:
     for name, size in divide(policy, demand).nodes.items():
         for words in find_remedies(policy, demand, name):
             assert size == 0
@@ -60,7 +60,7 @@ def test_so_many_nodes_more_would_do_and_one_less_would_not(policy: Policy, dema
 
 
 @pytest.mark.processor_time
-def test_a_job_that_asks_for_a_billion_nodes_is_explained_at_once() -> None:
+def test_advice_for_a_job_of_a_billion_nodes_is_fast() -> None:
     """A submitted job of this size must not make the pool's server count to a billion."""
     began = time.process_time()
     assert remedies("equal", 8, waiting("j1", 10**9, 10**9), of="j1") == ["if it asked for 8 nodes"]

@@ -28,7 +28,7 @@ def test_a_grant_starts_once() -> None:
     assert fence.state == NodeState(runs=4)
 
 
-def test_the_next_starts_once_everything_of_the_one_before_is_gone() -> None:
+def test_a_grant_starts_after_the_previous_one_is_reaped() -> None:
     fence = Fence()
     fence.on_grant(grant(1, 4))
     told = fence.on_grant(grant(2, 5))
@@ -38,14 +38,14 @@ def test_the_next_starts_once_everything_of_the_one_before_is_gone() -> None:
     assert fence.state == NodeState(runs=6, ended=4)
 
 
-def test_a_node_that_is_nobodys_ends_what_it_has() -> None:
+def test_a_node_without_a_job_reaps_its_grant() -> None:
     fence = Fence()
     fence.on_grant(grant(1, 4))
     assert reaping(fence.on_grant(grant(2, 0))) == [4]
     assert started(fence.on_reaped(4)) == []
 
 
-def test_what_is_over_is_not_started_again_though_the_pool_has_not_heard() -> None:
+def test_an_ended_grant_is_not_started_again() -> None:
     fence = Fence()
     fence.on_grant(grant(1, 4))
     assert started(fence.on_reaped(4)) == []
@@ -53,14 +53,14 @@ def test_what_is_over_is_not_started_again_though_the_pool_has_not_heard() -> No
     assert started(fence.on_grant(grant(3, 5))) == [5]
 
 
-def test_a_pool_of_before_is_not_heard_any_more() -> None:
+def test_messages_of_an_older_term_or_version_are_ignored() -> None:
     fence = Fence()
     fence.on_grant(grant(7, 5, term=2))
     assert fence.on_grant(grant(9, 6, term=1)) == []
     assert fence.on_grant(grant(6, 6, term=2)) == []
 
 
-def test_what_another_grant_left_behind_is_none_of_its_business() -> None:
+def test_reaping_another_grant_does_not_end_the_running_one() -> None:
     fence = Fence()
     fence.on_grant(grant(1, 4))
     assert fence.on_reaped(3) == []
@@ -68,7 +68,7 @@ def test_what_another_grant_left_behind_is_none_of_its_business() -> None:
 
 
 @given(st.lists(st.one_of(st.tuples(st.integers(0, 9), st.integers(0, 9)), st.integers(1, 9)), max_size=30))
-def test_never_two_at_a_time_and_numbers_only_grow(heard: list[tuple[int, int] | int]) -> None:
+def test_one_grant_runs_at_a_time_with_increasing_numbers(heard: list[tuple[int, int] | int]) -> None:
     fence, here, newest = Fence(), 0, 0
     for one in heard:
         out = fence.on_grant(grant(*one)) if isinstance(one, tuple) else fence.on_reaped(one)

@@ -51,7 +51,7 @@ def same(first: Division, second: Division) -> bool:
 
 @settings(max_examples=100, deadline=None)
 @given(demands(), st.data(), st.booleans())
-def test_what_was_foreseen_is_what_is_found_once_it_has_come(drawn: Demand, data: st.DataObject, queued: bool) -> None:
+def test_a_precomputed_plan_equals_the_plan_after_the_change(drawn: Demand, data: st.DataObject, queued: bool) -> None:
     demand = measured(drawn, data, queued=queued)
     found = NextPlansQuestion(number=1, demand=demand).solve()
     expected = list_futures(demand)
@@ -61,20 +61,20 @@ def test_what_was_foreseen_is_what_is_found_once_it_has_come(drawn: Demand, data
 
 
 @given(demands())
-def test_each_future_is_a_situation_of_its_own(drawn: Demand) -> None:
+def test_all_futures_are_distinct_situations(drawn: Demand) -> None:
     demand = replace(drawn, bids=tuple(replace(bid, admitted=True) for bid in drawn.bids))
     seen = [situation_of(future) for future in list_futures(demand)]
     assert len(set(seen)) == len(seen) > len(demand.bids)
     assert situation_of(demand) not in seen
 
 
-def test_nothing_is_foreseen_while_a_job_waits_for_the_time_at_which_another_ends() -> None:
+def test_no_plan_is_precomputed_while_a_job_waits_for_a_time_limit() -> None:
     runs = Bid(name="runs", order=0, least=2, most=2, has=2, had=2, admitted=True, ends_by=1e9)
     waits = Bid(name="waits", order=1, least=2, most=4)
     assert list_futures(Demand(nodes=3, bids=(runs, waits))) == []
 
 
-def test_a_queued_job_that_a_node_lets_begin_is_foreseen() -> None:
+def test_the_start_of_a_queued_job_is_precomputed() -> None:
     runs = Bid(name="runs", order=0, least=2, most=4, has=2, had=2, admitted=True)
     waits = Bid(name="waits", order=1, least=2, most=4)
     demand = Demand(nodes=3, bids=(runs, waits), failure_rate=1e-6)
@@ -86,7 +86,7 @@ def test_a_queued_job_that_a_node_lets_begin_is_foreseen() -> None:
 
 
 @pytest.mark.processor_time
-def test_1024_nodes_and_32_jobs_are_foreseen_in_5_seconds_of_processor_and_looked_up_in_a_millisecond() -> None:
+def test_plans_for_1024_nodes_are_precomputed_and_looked_up_quickly() -> None:
     achieved = tuple(nodes / (0.9 + 0.1 * nodes) for nodes in range(1025))
     bids = tuple(
         Bid(

@@ -40,7 +40,7 @@ def played() -> PlayedPool:
 
 
 @pytest.mark.parametrize("foreseen", [True, False])
-def test_a_job_that_is_hit_stands_for_as_long_as_that_has_cost_it_and_else_for_a_move(foreseen: bool) -> None:
+def test_the_cost_of_a_loss_is_the_measured_downtime_of_the_job(foreseen: bool) -> None:
     pool = played()
     bid = bid_of(pool, "one")
     assert (bid.change_s, bid.hit_s) == (GUESSED_CHANGE_S, GUESSED_CHANGE_S)
@@ -62,7 +62,7 @@ def test_a_job_that_is_hit_stands_for_as_long_as_that_has_cost_it_and_else_for_a
     assert plan.cost == pytest.approx(30.0 * guess_throughput(1.0, 4)[4], rel=1e-6)
 
 
-def test_what_cannot_be_keeps_no_job_from_changing_for_ever() -> None:
+def test_absurd_reported_costs_do_not_block_changes() -> None:
     pool = played()
     told = pool.job_told["one"]
     held = frozenset(told.grants.values())
@@ -77,7 +77,7 @@ def test_what_cannot_be_keeps_no_job_from_changing_for_ever() -> None:
     assert len(pool.nodes_of("one")) == len(pool.nodes_of("two")) == 2
 
 
-def test_what_going_back_has_cost_and_how_often_it_saves_take_the_place_of_guesses() -> None:
+def test_measured_rollback_costs_and_save_intervals_replace_guesses() -> None:
     pool = played()
 
     def undone(costs: JobCosts) -> float:
@@ -91,7 +91,7 @@ def test_what_going_back_has_cost_and_how_often_it_saves_take_the_place_of_guess
     assert undone(JobCosts(rolled_back_s=33.0)) == pytest.approx(guessed * 33.0 / (RESTART_S + SAVED_S / 2))
 
 
-def test_jobs_are_told_how_often_nodes_fail_and_again_only_where_that_is_much_else() -> None:
+def test_jobs_receive_the_failure_rate_only_if_it_changes_much() -> None:
     pool = played()
     first = pool.job_told["one"].failure_rate
     assert first == pytest.approx(KNOWN_RATE, rel=0.01)
@@ -106,7 +106,7 @@ def test_jobs_are_told_how_often_nodes_fail_and_again_only_where_that_is_much_el
 
 
 @pytest.mark.parametrize("policy", ["equal", "waf"])
-def test_they_are_told_under_any_policy_and_by_the_next_server(policy: str) -> None:
+def test_jobs_receive_the_failure_rate_under_any_policy_and_after_a_restart(policy: str) -> None:
     pool = PlayedPool(2, policy=policy)
     pool.submit("one")
     pool.stands("one")
@@ -120,7 +120,7 @@ def test_they_are_told_under_any_policy_and_by_the_next_server(policy: str) -> N
     assert pool.job_told["one"].failure_rate > 0
 
 
-def test_nothing_is_kept_of_a_job_that_is_over() -> None:
+def test_costs_of_an_ended_job_are_dropped() -> None:
     pool = played()
     report_costs(pool, "one", JobCosts(hit_s=3.0))
     assert pool.pool.state.costs["one"].hit_s == 3.0

@@ -20,7 +20,7 @@ def scattered(**settings: int) -> PlayedPool:
     return pool
 
 
-def test_what_is_found_is_made_and_the_old_node_goes_once_the_new_one_trains() -> None:
+def test_a_compaction_releases_the_old_node_once_the_new_one_trains() -> None:
     pool = scattered()
     found = compact(build_occupancy(pool.pool.state), 60.0)
     assert found.moves == (Relocation("one", "n2", "n3"),)
@@ -37,7 +37,7 @@ def test_what_is_found_is_made_and_the_old_node_goes_once_the_new_one_trains() -
     assert "n2" not in pool.record.grants
 
 
-def test_one_move_waits_for_the_one_before_it() -> None:
+def test_a_move_waits_for_the_previous_move() -> None:
     pool = PlayedPool(nodes=2)
     pool.submit("one", least=2, most=2)
     pool.stands("one")
@@ -53,7 +53,7 @@ def test_one_move_waits_for_the_one_before_it() -> None:
     assert pool.nodes_of("one") == {"n3", "n4"}
 
 
-def test_a_standby_leaves_for_a_move_and_the_jobs_own_one_joins() -> None:
+def test_a_move_to_a_standby_makes_the_old_node_a_standby() -> None:
     pool = PlayedPool(nodes=3, reserve=1)
     pool.submit("one", least=2, most=2)
     pool.stands("one")
@@ -68,7 +68,7 @@ def test_a_standby_leaves_for_a_move_and_the_jobs_own_one_joins() -> None:
     assert pool.standbys_of("one") == {old}
 
 
-def test_a_move_that_cannot_be_made_any_more_is_left_out() -> None:
+def test_a_move_that_is_no_longer_possible_is_skipped() -> None:
     pool = scattered()
     pool.go("n3")
     pool.feed(MoveJobs((Relocation("one", "n2", "n3"), Relocation("gone", "n9", "n3"))))
@@ -76,7 +76,7 @@ def test_a_move_that_cannot_be_made_any_more_is_left_out() -> None:
     assert pool.nodes_of("one") == {"n1", "n2"}
 
 
-def test_a_server_that_is_started_again_ends_the_move_that_was_under_way() -> None:
+def test_a_restarted_server_finishes_a_pending_move() -> None:
     pool = scattered()
     pool.feed(MoveJobs((Relocation("one", "n2", "n3"),)))
     pool.restart()

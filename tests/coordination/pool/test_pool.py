@@ -27,7 +27,7 @@ from holdfast.protocol.pool import events as ev
 from holdfast.protocol.pool.sharing import JobState
 
 
-def test_a_job_is_given_all_nodes_where_it_is_alone() -> None:
+def test_a_single_job_receives_all_nodes() -> None:
     pool = PlayedPool(nodes=3)
     pool.submit("one")
     assert pool.nodes_of("one") == {"n1", "n2", "n3"}
@@ -35,14 +35,14 @@ def test_a_job_is_given_all_nodes_where_it_is_alone() -> None:
     assert sorted(pool.job_told["one"].grants) == ["n1", "n2", "n3"]
 
 
-def test_everything_is_written_before_anybody_is_told() -> None:
+def test_a_grant_is_recorded_before_it_is_sent() -> None:
     """`PlayedPool` checks the order; this test checks that a sent grant is in the record."""
     pool = PlayedPool(nodes=1)
     pool.submit("one")
     assert pool.node_told[1].grant == pool.record.grants["n1"].number == pool.job_told["one"].grants["n1"]
 
 
-def test_a_node_changes_its_owner_only_once_its_job_has_given_it_back() -> None:
+def test_a_node_changes_its_job_only_after_it_is_returned() -> None:
     pool = PlayedPool(nodes=4)
     pool.submit("one")
     pool.submit("two")
@@ -55,7 +55,7 @@ def test_a_node_changes_its_owner_only_once_its_job_has_given_it_back() -> None:
     assert {pool.whose(node) for node in moved} == {"two"}
 
 
-def test_a_word_that_is_older_than_a_grant_says_nothing_of_it() -> None:
+def test_a_job_state_older_than_a_grant_does_not_affect_it() -> None:
     pool = PlayedPool(nodes=1)
     pool.submit("one")
     heard = pool.job_told["one"].version
@@ -66,7 +66,7 @@ def test_a_word_that_is_older_than_a_grant_says_nothing_of_it() -> None:
     assert pool.nodes_of("one") == {"n1", "n2"}, "the job had not received the second grant"
 
 
-def test_a_job_that_loses_a_node_is_given_another_right_to_it() -> None:
+def test_a_job_that_loses_a_node_receives_a_new_grant_for_it() -> None:
     pool = PlayedPool(nodes=2)
     pool.submit("one")
     first = pool.record.grants["n2"].number
@@ -75,7 +75,7 @@ def test_a_job_that_loses_a_node_is_given_another_right_to_it() -> None:
     assert pool.of_kind(ev.NodeReleased)[-1].by == "job"
 
 
-def test_a_node_out_of_touch_stays_its_jobs_and_is_given_to_nobody_once_that_has_lost_it() -> None:
+def test_a_disconnected_node_keeps_its_job_and_is_granted_to_no_other() -> None:
     pool = PlayedPool(nodes=2)
     pool.submit("one")
     pool.go("n2")
@@ -87,7 +87,7 @@ def test_a_node_out_of_touch_stays_its_jobs_and_is_given_to_nobody_once_that_has
     assert pool.nodes_of("one") == {"n1", "n2"}
 
 
-def test_another_process_of_an_agent_begins_without_a_grant() -> None:
+def test_a_restarted_agent_starts_without_a_grant() -> None:
     pool = PlayedPool(nodes=1)
     pool.submit("one")
     pool.go("n1")
@@ -98,7 +98,7 @@ def test_another_process_of_an_agent_begins_without_a_grant() -> None:
     assert pool.record.grants["n1"].session == "b"
 
 
-def test_a_node_that_has_not_heard_of_its_grant_is_told_again() -> None:
+def test_a_reconnected_node_unaware_of_its_grant_receives_it_again() -> None:
     pool = PlayedPool(nodes=1)
     pool.submit("one")
     pool.go("n1")
@@ -107,7 +107,7 @@ def test_a_node_that_has_not_heard_of_its_grant_is_told_again() -> None:
     assert pool.of_kind(ev.NodeReleased) == []
 
 
-def test_a_node_says_that_a_grant_is_over_there() -> None:
+def test_a_node_reports_the_end_of_its_grant() -> None:
     pool = PlayedPool(nodes=1)
     pool.submit("one")
     pool.says("n1", runs=1)
@@ -115,14 +115,14 @@ def test_a_node_says_that_a_grant_is_over_there() -> None:
     assert pool.record.grants["n1"].number == 2
 
 
-def test_of_two_nodes_of_one_name_the_second_is_refused() -> None:
+def test_a_second_node_with_the_same_name_is_refused() -> None:
     pool = PlayedPool(nodes=1)
     pool.come("n1", session="c")
     assert pool.closed == [2]
     assert pool.record.nodes["n1"].session == "a"
 
 
-def test_a_node_of_another_version_is_refused_and_says_nothing_of_its_grant() -> None:
+def test_a_node_of_another_version_is_refused_and_keeps_its_grant() -> None:
     pool = PlayedPool(nodes=1)
     pool.submit("one")
     pool.go("n1")
@@ -132,7 +132,7 @@ def test_a_node_of_another_version_is_refused_and_says_nothing_of_its_grant() ->
     assert pool.record.grants["n1"].number == 1
 
 
-def test_a_node_that_connects_anew_takes_the_place_of_its_old_connection() -> None:
+def test_a_new_connection_of_a_node_replaces_its_old_one() -> None:
     pool = PlayedPool(nodes=1)
     pool.come("n1")
     assert pool.closed == [1]
@@ -140,7 +140,7 @@ def test_a_node_that_connects_anew_takes_the_place_of_its_old_connection() -> No
     assert pool.node_told[2].job == "one"
 
 
-def test_a_node_that_says_nothing_is_gone_after_its_lease_but_not_where_nobody_listened() -> None:
+def test_a_silent_node_is_lost_after_its_lease_unless_the_pool_slept() -> None:
     pool = PlayedPool(nodes=2, lease_s=3.0)
     pool.tick(60.0)
     assert pool.closed == [], "the pool itself was suspended"
@@ -159,7 +159,7 @@ def test_a_node_that_leaves_is_forgotten() -> None:
     assert pool.of_kind(ev.NodeForgotten)[0].node == "n1"
 
 
-def test_a_person_can_have_a_node_forgotten_that_is_gone() -> None:
+def test_a_user_can_forget_only_a_disconnected_unused_node() -> None:
     pool = PlayedPool(nodes=2)
     pool.submit("one")
     with pytest.raises(UnreachableError, match="there is no node 'n9': the nodes are n1, n2"):
@@ -174,7 +174,7 @@ def test_a_person_can_have_a_node_forgotten_that_is_gone() -> None:
     assert sorted(pool.record.nodes) == ["n2"]
 
 
-def test_nodes_of_the_reserve_are_for_those_that_lose_one() -> None:
+def test_a_reserve_node_replaces_a_lost_node() -> None:
     pool = PlayedPool(nodes=4, reserve=1)
     pool.submit("one", most=8)
     assert pool.nodes_of("one") == {"n1", "n2", "n3"}
@@ -183,7 +183,7 @@ def test_nodes_of_the_reserve_are_for_those_that_lose_one() -> None:
     assert pool.nodes_of("one") == {"n2", "n3", "n4"}
 
 
-def test_a_preemptible_job_gives_way_and_goes_on_later() -> None:
+def test_a_preemptible_job_is_suspended_and_resumed_later() -> None:
     pool = PlayedPool(nodes=4, reserve=1)
     pool.submit("loose", least=2, preemptible=True)
     pool.submit("firm", least=3, most=3)
@@ -197,7 +197,7 @@ def test_a_preemptible_job_gives_way_and_goes_on_later() -> None:
     assert len(pool.nodes_of("loose")) == 4
 
 
-def test_a_job_that_goes_on_at_once_has_another_coordinator() -> None:
+def test_an_immediately_resumed_job_gets_another_coordinator() -> None:
     """The old coordinator is closed first; otherwise the new one would be closed and the job would have none."""
     pool = PlayedPool(nodes=2)
     pool.submit("one")
@@ -212,7 +212,7 @@ def test_a_job_that_goes_on_at_once_has_another_coordinator() -> None:
     ]
 
 
-def test_the_queue_says_why() -> None:
+def test_queued_jobs_have_a_reason() -> None:
     pool = PlayedPool(nodes=4)
     pool.submit("one", least=3)
     pool.submit("two", least=2)
@@ -222,7 +222,7 @@ def test_the_queue_says_why() -> None:
     assert pool.of_kind(ev.PlanDecided)[-1].waiting.keys() == {"two", "three"}
 
 
-def test_a_job_that_waits_is_told_what_would_do() -> None:
+def test_a_waiting_job_is_explained_with_sufficient_changes() -> None:
     pool = PlayedPool(nodes=4)
     pool.submit("one", least=3)
     pool.submit("two", least=2)
@@ -230,7 +230,7 @@ def test_a_job_that_waits_is_told_what_would_do() -> None:
     assert pool.pool.explain("one") == pool.pool.explain("three") == []
 
 
-def test_a_job_that_is_over_leaves_its_nodes_to_the_next() -> None:
+def test_an_ended_job_leaves_its_nodes_to_the_next_one() -> None:
     pool = PlayedPool(nodes=2)
     pool.submit("one", least=2)
     pool.submit("two", least=2)
@@ -251,7 +251,7 @@ def test_a_job_has_a_coordinator_from_its_admission_to_its_end() -> None:
     assert StopCoordinator("one", told.submission) in pool.feed(JobMessage("one", over))
 
 
-def test_a_job_that_is_linked_again_hears_how_things_stand() -> None:
+def test_a_reconnected_job_receives_its_current_shares() -> None:
     pool = PlayedPool(nodes=2)
     pool.submit("one")
     out = pool.feed(JobConnected("one"))
@@ -259,7 +259,7 @@ def test_a_job_that_is_linked_again_hears_how_things_stand() -> None:
     assert not [one for one in out if isinstance(one, PersistPool)]
 
 
-def test_what_an_earlier_job_of_the_same_name_says_is_nothing() -> None:
+def test_messages_of_an_earlier_job_of_the_same_name_are_ignored() -> None:
     pool = PlayedPool(nodes=1)
     pool.submit("one")
     old = pool.job_told["one"]
@@ -271,7 +271,7 @@ def test_what_an_earlier_job_of_the_same_name_says_is_nothing() -> None:
     assert pool.nodes_of("one") == {"n1"}
 
 
-def test_a_job_snoozes_after_it_has_grown() -> None:
+def test_a_job_with_a_snooze_time_grows_only_after_it() -> None:
     pool = PlayedPool(nodes=1)
     pool.submit("one", snooze=60.0)
     pool.come("n2")
@@ -284,7 +284,7 @@ def test_a_job_snoozes_after_it_has_grown() -> None:
     assert pool.nodes_of("one") == {"n1", "n2"}
 
 
-def test_nodes_that_a_job_would_not_take_are_given_to_another() -> None:
+def test_nodes_refused_by_one_job_are_granted_to_another() -> None:
     pool = PlayedPool(nodes=2)
     pool.submit("one", most=2)
     pool.stands("one", unfit={"n2"})
@@ -296,7 +296,7 @@ def test_nodes_that_a_job_would_not_take_are_given_to_another() -> None:
 # ---- the server dies ----
 
 
-def test_a_pool_that_is_started_again_decides_nothing_before_its_nodes_are_back() -> None:
+def test_a_restarted_pool_decides_only_after_its_nodes_are_back() -> None:
     pool = PlayedPool(nodes=4, settle_s=5.0)
     pool.submit("one", most=2)
     pool.restart()
@@ -309,7 +309,7 @@ def test_a_pool_that_is_started_again_decides_nothing_before_its_nodes_are_back(
     assert {node: grant for node, grant in pool.record.grants.items() if grant.job == "one"} == before
 
 
-def test_it_does_not_wait_for_ever_for_one_that_does_not_come() -> None:
+def test_a_restarted_pool_waits_for_missing_nodes_only_for_a_limited_time() -> None:
     pool = PlayedPool(nodes=3, settle_s=5.0)
     pool.restart()
     pool.come("n1")
@@ -321,7 +321,7 @@ def test_it_does_not_wait_for_ever_for_one_that_does_not_come() -> None:
     assert pool.nodes_of("one") == {"n1"}
 
 
-def test_a_restart_takes_nothing_from_anybody() -> None:
+def test_a_restart_of_the_pool_keeps_all_grants() -> None:
     pool = PlayedPool(nodes=6, settle_s=5.0)
     pool.submit("one")
     pool.submit("two")
@@ -333,7 +333,7 @@ def test_a_restart_takes_nothing_from_anybody() -> None:
     assert pool.record.grants == before, "no node was connected, but all nodes still belong to their jobs"
 
 
-def test_events_that_the_journal_lacks_are_said_by_the_next_pool() -> None:
+def test_events_missing_in_the_journal_are_emitted_after_a_restart() -> None:
     pool = PlayedPool(nodes=2)
     pool.submit("one")
     told = list(pool.events)
@@ -344,7 +344,7 @@ def test_events_that_the_journal_lacks_are_said_by_the_next_pool() -> None:
     assert pool.events[: len(told)] == told
 
 
-def test_a_journal_that_was_cut_is_mended_from_the_record() -> None:
+def test_a_truncated_journal_is_repaired_from_the_record() -> None:
     pool = PlayedPool(nodes=2)
     pool.submit("one")
     pool.submit("two")
@@ -371,7 +371,7 @@ def _refusals(said: list[PoolInstruction]) -> list[str]:
         (PoolHello(node="n9", session="b", stands=NodeState(ended=2**64 - 1)), "grant 18446744073709551615"),
     ],
 )
-def test_a_node_that_knows_more_than_the_record_is_refused_by_who_still_leads(hello: PoolHello, knows: str) -> None:
+def test_a_node_ahead_of_the_record_is_refused_by_the_leading_server(hello: PoolHello, knows: str) -> None:
     """The node would ignore this pool's messages as stale; only a server that can still write may refuse it."""
     pool = PlayedPool(nodes=1)
     said = pool.feed(NodeMessage(99, hello))
@@ -413,19 +413,19 @@ def _stops(one: PoolInstruction) -> bool:
         PoolHello(node="n9", session="b", stands=NodeState(runs=40), identity=IDENTITY),
     ],
 )
-def test_a_server_whose_store_is_older_than_its_pool_ends_and_stops_no_node(hello: PoolHello) -> None:
+def test_a_server_with_an_outdated_store_ends_without_stopping_nodes(hello: PoolHello) -> None:
     """The node ignores the server's messages as stale, and its workers continue training."""
     said = _from_backup().feed(NodeMessage(99, hello))
     assert isinstance(said[0], PersistPool), "a server with a successor ends at the write"
     assert _stopped(said)
 
 
-def test_a_node_that_knows_what_the_record_has_stops_no_server() -> None:
+def test_a_node_consistent_with_the_record_does_not_stop_the_server() -> None:
     hello = PoolHello(node="n9", session="b", term=3, version=10, identity=IDENTITY)
     assert not _stopped(_from_backup().feed(NodeMessage(99, hello)))
 
 
-def test_once_the_pool_has_settled_no_node_stops_its_server_nor_is_stopped() -> None:
+def test_a_node_ahead_of_a_settled_pool_stops_neither_server_nor_workers() -> None:
     pool = _from_backup()
     pool.feed(Tick(), after=pool.config.settle_s + 0.1)
     said = pool.feed(NodeMessage(99, PoolHello(node="n9", session="b", stands=NodeState(runs=40), identity=IDENTITY)))
@@ -433,13 +433,13 @@ def test_once_the_pool_has_settled_no_node_stops_its_server_nor_is_stopped() -> 
     assert [one.message.stays for one in said if isinstance(one, SendToNode)] == [True]
 
 
-def test_a_server_whose_store_was_lost_ends_at_a_node_that_trains() -> None:
+def test_a_server_that_lost_its_store_ends_if_a_training_node_connects() -> None:
     pool = PlayedPool(nodes=0)
     hello = PoolHello(node="n9", session="b", stands=NodeState(runs=4), identity=IDENTITY)
     assert _stopped(pool.feed(NodeMessage(99, hello)))
 
 
-def test_a_node_that_says_that_a_grant_is_over_which_nobody_gave_owns_none_of_others() -> None:
+def test_a_node_that_reports_an_unknown_grant_is_refused() -> None:
     pool = PlayedPool(nodes=2)
     pool.submit("one")
     pool.stands("one")
@@ -450,7 +450,7 @@ def test_a_node_that_says_that_a_grant_is_over_which_nobody_gave_owns_none_of_ot
     assert pool.feed(NodeMessage(pool.connections["n1"], NodeState(ended=2))) == [], "the node is no longer heard"
 
 
-def test_a_node_goes_on_with_what_it_knew_after_another_server() -> None:
+def test_a_node_keeps_its_grant_after_a_server_restart() -> None:
     pool = PlayedPool(nodes=1)
     pool.submit("one")
     told = pool.node_told[pool.connections["n1"]]
@@ -460,7 +460,7 @@ def test_a_node_goes_on_with_what_it_knew_after_another_server() -> None:
     assert pool.node_told[50].grant == told.grant
 
 
-def test_a_pool_takes_no_more_nodes_than_its_record_has_room_for() -> None:
+def test_a_full_pool_refuses_new_nodes() -> None:
     pool = PlayedPool(nodes=2, most_nodes=2)
     (why,) = _refusals(pool.feed(NodeMessage(99, PoolHello(node="n3", session="a"))))
     assert "the pool has 2 nodes, and accepts no more" in why
@@ -469,7 +469,7 @@ def test_a_pool_takes_no_more_nodes_than_its_record_has_room_for() -> None:
     assert "n2" in pool.pool.state.connected
 
 
-def test_that_the_store_was_away_is_in_the_journal_once_it_is_back() -> None:
+def test_a_store_outage_is_recorded_in_the_journal_afterwards() -> None:
     pool = PlayedPool(nodes=1)
     pool.feed(StoreBack(60.5))
     assert [event.away_s for event in pool.of_kind(ev.PoolStoreReturned)] == [60.5]

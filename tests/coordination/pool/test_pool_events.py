@@ -47,20 +47,20 @@ CONTRACT = {
 }
 
 
-def test_the_contract_holds_and_names_every_event_and_field() -> None:
+def test_the_contract_lists_every_event_and_field() -> None:
     found = {str(kind.__struct_config__.tag): kind.__struct_fields__ for kind in get_args(AnyPoolEvent)}
     assert {name: [field for field in fields if field not in COMMON] for name, fields in found.items()} == CONTRACT
     assert all(set(fields) > COMMON - {"pool"} for fields in found.values())
 
 
-def test_the_page_names_the_events_and_their_fields_and_no_other() -> None:
+def test_the_documentation_lists_exactly_the_events_and_their_fields() -> None:
     page = (ROOT / "docs" / "pool.md").read_text().split("\n## Its events")[1]
     rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]*) \|", page, re.M))
     assert {name: re.findall(r"`(\w+)`", fields) for name, fields in rows.items()} == CONTRACT
     assert all(f"`{field}`" in page for field in COMMON)
 
 
-def test_every_event_is_one_flat_json_object_and_can_be_read_again() -> None:
+def test_every_event_round_trips_as_one_json_object() -> None:
     pool = PlayedPool(nodes=2)
     pool.submit("one", least=2)
     pool.submit("two")

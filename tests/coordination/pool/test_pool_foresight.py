@@ -20,7 +20,7 @@ def foreseen(pool: PlayedPool, *names: str) -> list[DrainForecast]:
     return found
 
 
-def test_a_node_that_is_free_takes_the_place() -> None:
+def test_a_free_node_is_forecast_to_replace_a_drained_one() -> None:
     pool = PlayedPool(nodes=3)
     pool.submit("one", least=2, most=2)
     pool.stands("one")
@@ -38,7 +38,7 @@ def test_a_node_that_is_free_takes_the_place() -> None:
     assert pool.nodes_of("one") == {mine[1], free}
 
 
-def test_a_job_goes_on_with_fewer_or_keeps_its_least() -> None:
+def test_a_drain_is_forecast_to_shrink_a_job_down_to_its_minimum() -> None:
     pool = PlayedPool(nodes=2)
     pool.submit("one", least=1, most=2)
     pool.stands("one")
@@ -56,7 +56,7 @@ def test_a_job_goes_on_with_fewer_or_keeps_its_least() -> None:
     assert not pool.leaving("one")
 
 
-def test_a_standby_takes_the_place_and_is_missed_by_nobody() -> None:
+def test_a_standby_is_forecast_to_replace_a_drained_node() -> None:
     pool = PlayedPool(nodes=3, reserve=1)
     pool.submit("one", least=2, most=2)
     pool.stands("one")
@@ -68,7 +68,7 @@ def test_a_standby_takes_the_place_and_is_missed_by_nobody() -> None:
     assert "which waits there as a standby" in found.why
 
 
-def test_another_job_gives_up_a_node_for_it() -> None:
+def test_another_job_is_forecast_to_give_up_a_node() -> None:
     pool = PlayedPool(nodes=4)
     pool.submit("one", least=2, most=2)
     pool.submit("two", least=1, most=2)
@@ -82,7 +82,7 @@ def test_another_job_gives_up_a_node_for_it() -> None:
     assert pool.leaving("two") == {found.to}
 
 
-def test_what_cannot_be_asked_for_is_refused_and_who_leaves_already_is_said() -> None:
+def test_invalid_forecasts_are_refused_and_leaving_nodes_are_named() -> None:
     pool = PlayedPool(nodes=1)
     with pytest.raises(BadInputError, match="no node is named"):
         forecast_drain(pool.pool.state, ())

@@ -35,7 +35,7 @@ from holdfast.protocol.pool import events as ev
         ),
     ],
 )
-def test_a_job_that_cannot_be_is_refused(keys: dict[str, object], complaint: str) -> None:
+def test_an_invalid_job_is_refused(keys: dict[str, object], complaint: str) -> None:
     pool = PlayedPool(nodes=4, reserve=1)
     pool.submit("one", most=2)
     before = pool.record
@@ -47,13 +47,13 @@ def test_a_job_that_cannot_be_is_refused(keys: dict[str, object], complaint: str
     assert [event.seq for event in pool.events] == list(range(1, len(pool.events) + 1))
 
 
-def test_a_sized_job_must_fit_whole() -> None:
+def test_a_sized_job_must_fit_the_pool_with_its_full_size() -> None:
     pool = PlayedPool(nodes=4, policy="sized")
     with pytest.raises(BadInputError, match=r"job one needs 6 nodes, and the pool has 4 nodes: 4 would fit"):
         pool.submit("one", least=2, most=6)
 
 
-def test_a_pool_whose_nodes_are_still_to_come_takes_jobs() -> None:
+def test_a_pool_accepts_jobs_before_its_nodes_connect() -> None:
     pool = PlayedPool()
     pool.submit("one", least=2)
     assert pool.record.jobs["one"].why == "it needs 2 nodes, and none can be given"
@@ -62,7 +62,7 @@ def test_a_pool_whose_nodes_are_still_to_come_takes_jobs() -> None:
     assert early.state_of("one") == "queued"
 
 
-def test_the_name_of_a_job_that_is_over_is_free() -> None:
+def test_the_name_of_an_ended_job_can_be_reused() -> None:
     pool = PlayedPool(nodes=1)
     pool.submit("one")
     pool.stands("one", standing="failed", why="it raised")
@@ -70,7 +70,7 @@ def test_the_name_of_a_job_that_is_over_is_free() -> None:
     assert pool.record.jobs["one"].submission == 2
 
 
-def test_stopping() -> None:
+def test_stopping_a_job_that_is_queued_running_or_over() -> None:
     pool = PlayedPool(nodes=1)
     pool.submit("one")
     pool.submit("two")
@@ -86,7 +86,7 @@ def test_stopping() -> None:
         pool.feed(StopPooled("three"))
 
 
-def test_stopping_at_once_waits_for_no_saving_although_that_is_under_way() -> None:
+def test_an_immediate_stop_overrides_a_pending_save() -> None:
     pool = PlayedPool(nodes=1)
     pool.submit("one")
     pool.feed(StopPooled("one"))
@@ -107,7 +107,7 @@ def test_stopping_at_once_waits_for_no_saving_although_that_is_under_way() -> No
     assert (pool.state_of("one"), pool.record.jobs["one"].why) == ("stopped", "its pool was ended")
 
 
-def test_suspending_and_going_on() -> None:
+def test_a_job_is_suspended_and_resumed() -> None:
     pool = PlayedPool(nodes=2)
     pool.submit("one")
     pool.feed(SuspendJob("one"))
@@ -124,7 +124,7 @@ def test_suspending_and_going_on() -> None:
     assert pool.job_told["one"].wish == "run"
 
 
-def test_that_it_is_suspended_is_no_news_once_it_goes_on() -> None:
+def test_a_suspension_report_from_before_a_resume_is_ignored() -> None:
     pool = PlayedPool(nodes=1)
     pool.submit("one")
     pool.feed(SuspendJob("one"))
@@ -141,7 +141,7 @@ def test_that_it_is_suspended_is_no_news_once_it_goes_on() -> None:
     assert pool.state_of("one") == "suspended"
 
 
-def test_one_that_is_suspended_and_has_been_given_nodes_since_has_to_give_them_back_first() -> None:
+def test_a_job_suspended_again_must_first_return_its_new_nodes() -> None:
     """It was resumed and suspended again before it received either; its record says suspended, with nodes."""
     pool = PlayedPool(nodes=1)
     pool.submit("one")
@@ -155,7 +155,7 @@ def test_one_that_is_suspended_and_has_been_given_nodes_since_has_to_give_them_b
     assert (pool.state_of("one"), set(pool.record.grants)) == ("suspended", set())
 
 
-def test_a_job_that_goes_on_before_it_is_suspended_is_queued_once_it_is() -> None:
+def test_a_job_resumed_during_its_suspension_is_admitted_again() -> None:
     pool = PlayedPool(nodes=1)
     pool.submit("one")
     pool.feed(SuspendJob("one"))
@@ -164,7 +164,7 @@ def test_a_job_that_goes_on_before_it_is_suspended_is_queued_once_it_is() -> Non
     assert pool.state_of("one") == "admitted"
 
 
-def test_a_queued_job_can_be_held_back() -> None:
+def test_a_queued_job_can_be_suspended() -> None:
     pool = PlayedPool(nodes=1)
     pool.submit("one")
     pool.submit("two")
@@ -187,7 +187,7 @@ def test_a_job_without_checkpoints_is_not_suspended_unless_forced() -> None:
     assert pool.state_of("one") == "suspending"
 
 
-def test_who_is_about_to_end_is_not_suspended() -> None:
+def test_a_stopping_job_cannot_be_suspended_or_resumed() -> None:
     pool = PlayedPool(nodes=1)
     pool.submit("one")
     pool.feed(StopPooled("one"))
@@ -196,7 +196,7 @@ def test_who_is_about_to_end_is_not_suspended() -> None:
             pool.feed(request)
 
 
-def test_changing_what_a_job_asks_for() -> None:
+def test_the_requirements_of_a_job_can_be_updated() -> None:
     pool = PlayedPool(nodes=6, policy="weighted")
     pool.submit("one")
     pool.submit("two")
@@ -215,7 +215,7 @@ def test_changing_what_a_job_asks_for() -> None:
             pool.feed(UpdateJob("two", changes))
 
 
-def test_a_pool_takes_no_more_jobs_than_its_record_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_pool_refuses_new_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.coordination.pool.requests.MAX_JOBS", 3)
     pool = PlayedPool(nodes=1)
     for number in range(3):
@@ -226,7 +226,7 @@ def test_a_pool_takes_no_more_jobs_than_its_record_has_room_for(monkeypatch: pyt
     pool.submit("j3")
 
 
-def test_what_jobs_say_of_themselves_is_bounded_and_those_that_are_over_make_room() -> None:
+def test_job_specifications_are_bounded_and_ended_jobs_are_dropped() -> None:
     pool = PlayedPool(nodes=1)
     large = "x" * 60_000
     for number in range(17):

@@ -28,7 +28,7 @@ def _full(policy: str, nodes: int = NODES) -> PlayedPool:
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @pytest.mark.processor_time
-def test_an_arrival_and_a_loss_are_decided_in_less_than_a_second(policy: str) -> None:
+def test_an_arrival_and_a_loss_are_decided_within_a_second(policy: str) -> None:
     # A policy that uses throughput solves again for each submitted job; test_foreseen_plans does that at full size.
     nodes = NODES // 4 if POLICIES[policy].uses_throughput else NODES
     pool = _full(policy, nodes)
@@ -45,7 +45,7 @@ def test_an_arrival_and_a_loss_are_decided_in_less_than_a_second(policy: str) ->
 
 
 @pytest.mark.processor_time
-def test_ten_idle_seconds_take_less_than_one_of_the_processor() -> None:
+def test_ten_idle_seconds_take_less_than_one_cpu_second() -> None:
     pool = _full("equal")
     told = len(pool.events)
     begun = time.process_time()

@@ -15,7 +15,7 @@ from holdfast.protocol.job_spec import RecoverySpec
 from holdfast.protocol.pool import events as ev
 
 
-def test_the_reserve_waits_in_the_jobs_that_run() -> None:
+def test_reserve_nodes_are_standbys_of_running_jobs() -> None:
     pool = PlayedPool(nodes=4, reserve=1)
     pool.submit("one")
     pool.stands("one")
@@ -27,7 +27,7 @@ def test_the_reserve_waits_in_the_jobs_that_run() -> None:
     assert [event.node for event in pool.of_kind(ev.NodeGranted) if event.standby] == ["n4"]
 
 
-def test_a_standby_that_has_taken_a_place_is_a_node_like_any_other_and_another_follows_once_one_is_free() -> None:
+def test_a_promoted_standby_is_followed_by_another_once_a_node_is_free() -> None:
     pool = PlayedPool(nodes=4, reserve=1)
     pool.submit("one")
     pool.stands("one")
@@ -41,7 +41,7 @@ def test_a_standby_that_has_taken_a_place_is_a_node_like_any_other_and_another_f
     assert pool.standbys_of("one") == {"n1"}
 
 
-def test_a_job_that_has_lost_a_node_before_its_standby_was_warm_has_it_join() -> None:
+def test_a_cold_standby_joins_its_job_after_the_loss_of_a_node() -> None:
     pool = PlayedPool(nodes=4, reserve=1)
     pool.submit("one")
     pool.stands("one")
@@ -54,7 +54,7 @@ def test_a_job_that_has_lost_a_node_before_its_standby_was_warm_has_it_join() ->
     assert pool.job_told["one"].standbys == frozenset()
 
 
-def test_what_a_job_says_before_it_hears_that_its_standby_is_to_join_counts_no_more() -> None:
+def test_an_outdated_job_state_does_not_undo_the_join_of_a_standby() -> None:
     pool = PlayedPool(nodes=4, reserve=1)
     pool.submit("one")
     pool.stands("one")
@@ -69,7 +69,7 @@ def test_what_a_job_says_before_it_hears_that_its_standby_is_to_join_counts_no_m
     assert pool.nodes_of("one") == {"n2", "n3", "n4"}
 
 
-def test_a_job_without_a_standby_is_given_one_that_waits_in_another() -> None:
+def test_a_job_without_a_standby_receives_one_of_another_job() -> None:
     pool = PlayedPool(nodes=5, reserve=1)
     pool.submit("one", least=2, most=2)
     pool.submit("two", least=2, most=2, weight=3.0)
@@ -98,7 +98,7 @@ def test_a_job_that_shrinks_keeps_its_standby_as_one() -> None:
     assert pool.standbys_of("one") == {"n5"}
 
 
-def test_a_job_in_which_no_standby_takes_a_place_has_none() -> None:
+def test_a_job_with_the_shrink_policy_has_no_standby() -> None:
     pool = PlayedPool(nodes=4, reserve=1)
     pool.submit("one", recovery=RecoverySpec(on_node_failure="shrink"))
     pool.stands("one")
@@ -106,7 +106,7 @@ def test_a_job_in_which_no_standby_takes_a_place_has_none() -> None:
     assert pool.standbys_of("one") == set()
 
 
-def test_standbys_of_its_own_a_job_has_where_nobody_else_needs_the_nodes() -> None:
+def test_a_job_has_its_own_standbys_if_no_other_job_needs_the_nodes() -> None:
     pool = PlayedPool(nodes=5)
     pool.submit("one", most=2, recovery=RecoverySpec(standbys=2))
     pool.stands("one")
@@ -120,7 +120,7 @@ def test_standbys_of_its_own_a_job_has_where_nobody_else_needs_the_nodes() -> No
     assert pool.state_of("loose") == "queued", "it receives only the nodes that all others leave over"
 
 
-def test_preemptible_jobs_run_on_what_of_the_reserve_waits_nowhere() -> None:
+def test_preemptible_jobs_run_on_reserve_nodes_that_are_not_standbys() -> None:
     pool = PlayedPool(nodes=5, reserve=2)
     pool.submit("loose", preemptible=True)
     assert len(pool.nodes_of("loose")) == 5
@@ -133,7 +133,7 @@ def test_preemptible_jobs_run_on_what_of_the_reserve_waits_nowhere() -> None:
     assert len(pool.nodes_of("loose")) == 2
 
 
-def test_a_user_who_has_a_node_give_its_place_away_has_it_wait_and_the_pool_says_so() -> None:
+def test_a_move_in_a_job_changes_the_roles_recorded_by_the_pool() -> None:
     pool = PlayedPool(nodes=4, reserve=1)
     pool.submit("one")
     pool.stands("one")
@@ -143,7 +143,7 @@ def test_a_user_who_has_a_node_give_its_place_away_has_it_wait_and_the_pool_says
     assert {(event.node, event.standby) for event in pool.of_kind(ev.RoleChanged)} == {("n4", False), ("n2", True)}
 
 
-def test_after_the_servers_death_the_next_one_knows_who_waits() -> None:
+def test_a_restarted_server_knows_the_standbys() -> None:
     pool = PlayedPool(nodes=4, reserve=1)
     pool.submit("one")
     pool.stands("one")
@@ -156,7 +156,7 @@ def test_after_the_servers_death_the_next_one_knows_who_waits() -> None:
 
 
 @given(demands(), st.sampled_from(sorted(POLICIES)))
-def test_standbys_are_of_use_and_never_more_than_there_are_nodes(demand: Demand, policy: str) -> None:
+def test_standbys_are_usable_and_fit_the_number_of_nodes(demand: Demand, policy: str) -> None:
     division = divide(POLICIES[policy], demand)
     assert sum(division.nodes.values()) + sum(division.standbys.values()) <= demand.nodes
     assert sum(count > 0 for count in division.standbys.values()) >= min(
@@ -182,7 +182,7 @@ def _running(name: str, order: int, weight: float = 1.0, waiting: int = 0) -> Bi
 @given(
     st.lists(st.tuples(st.sampled_from((0.5, 1.0, 2.0)), st.integers(1, 9)), min_size=1, max_size=6), st.integers(0, 6)
 )
-def test_the_reserve_waits_where_most_would_be_lost(jobs: list[tuple[float, int]], reserve: int) -> None:
+def test_the_jobs_with_most_to_lose_get_the_standbys(jobs: list[tuple[float, int]], reserve: int) -> None:
     bids = [_running(f"j{place}", place, weight) for place, (weight, _) in enumerate(jobs)]
     nodes = {one.name: size for one, (_, size) in zip(bids, jobs, strict=True)}
     given_to = assign_standbys(bids, nodes, reserve, reserve)
@@ -192,7 +192,7 @@ def test_the_reserve_waits_where_most_would_be_lost(jobs: list[tuple[float, int]
     assert all(losses[name] >= max(left_out, default=0) for name in given_to)
 
 
-def test_a_standby_stays_where_it_is_unless_another_job_would_lose_more_than_twice_as_much() -> None:
+def test_a_standby_changes_its_job_only_if_another_would_lose_twice_as_much() -> None:
     one = _running("one", 1, waiting=1)
     two = _running("two", 2)
     assert assign_standbys([one, two], {"one": 3, "two": 6}, 1, 1) == {"one": 1}

@@ -64,7 +64,7 @@ def user_state(pool: PlayedPool, name: str) -> tuple[str, str]:
     return job.user_state, job.why
 
 
-def test_a_job_whose_nodes_do_more_for_another_has_none_and_is_told_by_whose_weight() -> None:
+def test_a_job_starves_and_names_the_job_with_more_benefit() -> None:
     pool = played(1.0, 1.0)
     assert all(had(pool)), "two equal jobs both keep nodes"
     pool.feed(UpdateJob("j2", {"weight": 3.0}))
@@ -79,7 +79,7 @@ def test_a_job_whose_nodes_do_more_for_another_has_none_and_is_told_by_whose_wei
     assert pool.of_kind(ev.PlanDecided)[-1].waiting == {"j1": why}
 
 
-def test_so_many_times_its_weight_would_do() -> None:
+def test_a_starved_job_gets_nodes_at_the_reported_weight() -> None:
     pool = played(1.0, 1.0)
     pool.feed(UpdateJob("j2", {"weight": 3.0}))
     execute_orders(pool)
@@ -92,7 +92,7 @@ def test_so_many_times_its_weight_would_do() -> None:
     assert had(pool)[0] > 0
 
 
-def test_it_begins_again_where_the_other_is_over() -> None:
+def test_a_starved_job_starts_again_after_the_other_ends() -> None:
     pool = played(1.0, 1.0)
     pool.feed(UpdateJob("j2", {"weight": 3.0}))
     execute_orders(pool)
@@ -102,7 +102,7 @@ def test_it_begins_again_where_the_other_is_over() -> None:
     assert user_state(pool, "j1") == ("admitted", "")
 
 
-def test_what_is_measured_takes_nobody_out_and_brings_nobody_in() -> None:
+def test_measurements_neither_starve_nor_start_a_job() -> None:
     pool = played(1.0, 1.0)
     pool.feed(UpdateJob("j2", {"weight": 3.0}))
     execute_orders(pool)
@@ -116,7 +116,7 @@ def test_what_is_measured_takes_nobody_out_and_brings_nobody_in() -> None:
     assert had(pool) == [0, 4]
 
 
-def test_a_node_that_comes_and_goes_starves_nobody_anew() -> None:
+def test_a_returning_node_does_not_starve_another_job() -> None:
     pool = played(1.0, 1.0)
     pool.feed(UpdateJob("j2", {"weight": 3.0}))
     execute_orders(pool)
@@ -131,14 +131,14 @@ def test_a_node_that_comes_and_goes_starves_nobody_anew() -> None:
     assert had(pool) == [0, 4]
 
 
-def test_a_job_that_keeps_nothing_of_what_it_has_done_is_left_its_least() -> None:
+def test_a_job_without_checkpoints_keeps_its_minimum() -> None:
     pool = played(1.0, 1.0, saves=False)
     pool.feed(UpdateJob("j2", {"weight": 3.0}))
     execute_orders(pool)
     assert had(pool) == [1, 3]
 
 
-def test_without_the_option_it_keeps_its_least_and_the_plan_says_whom_it_would_have_starved() -> None:
+def test_a_plan_names_jobs_it_would_starve_if_starving_is_disabled() -> None:
     pool = played(1.0, 1.0, starves=False)
     pool.feed(UpdateJob("j2", {"weight": 3.0}))
     execute_orders(pool)
@@ -148,7 +148,7 @@ def test_without_the_option_it_keeps_its_least_and_the_plan_says_whom_it_would_h
     assert "worth more to j2 (1)" in plan.starved["j1"]
 
 
-def test_a_newcomer_of_great_weight_is_begun_at_once_and_one_of_little_weight_waits_for_its_time() -> None:
+def test_a_new_job_starts_immediately_only_with_a_high_weight() -> None:
     pool = played(1.0)
     pool.submit("j2", 4, weight=5.0)
     execute_orders(pool)
@@ -162,7 +162,7 @@ def test_a_newcomer_of_great_weight_is_begun_at_once_and_one_of_little_weight_wa
     assert "worth more to j2" in user_state(pool, "j3")[1]
 
 
-def test_a_job_that_was_just_begun_stays_for_a_minute() -> None:
+def test_a_recently_started_job_is_not_starved_for_a_minute() -> None:
     pool = PlayedPool(4, policy="waf", starves=True)
     for name, weight in (("j1", 1.0), ("j2", 5.0)):
         pool.submit(name, weight=weight)
@@ -175,7 +175,7 @@ def test_a_job_that_was_just_begun_stays_for_a_minute() -> None:
     assert had(pool) == [0, 4]
 
 
-def test_a_server_that_comes_later_keeps_it_waiting() -> None:
+def test_a_restarted_server_keeps_a_starved_job_waiting() -> None:
     pool = played(1.0, 1.0)
     pool.feed(UpdateJob("j2", {"weight": 3.0}))
     execute_orders(pool)
@@ -190,7 +190,7 @@ def test_a_server_that_comes_later_keeps_it_waiting() -> None:
 
 
 @given(demands(), st.booleans())
-def test_nobody_has_more_than_there_is_or_fewer_than_it_can_run_on(demand: Demand, calm: bool) -> None:
+def test_divisions_with_starving_are_feasible_for_all_jobs(demand: Demand, calm: bool) -> None:
     demand = Demand(nodes=demand.nodes, bids=tuple(map(may, demand.bids)), kept_back=demand.kept_back, calm=calm)
     division = divide(Waf(starves=True), demand)
     assert sum(division.nodes.values()) + sum(division.standbys.values()) <= demand.nodes
@@ -213,7 +213,7 @@ def _kept(demand: Demand) -> int:
 
 
 @pytest.mark.parametrize("weight", [1.0, 2.5])
-def test_whom_it_would_have_starved_is_whom_it_starves(weight: float) -> None:
+def test_the_predicted_starved_jobs_are_the_starved_jobs(weight: float) -> None:
     linear = tuple(float(nodes) for nodes in range(9))
     one = Bid(name="a", order=1, least=2, most=8, has=2, had=2, admitted=True, achieves=linear, in_flop=True)
     two = dataclasses.replace(one, name="b", order=2, weight=weight)

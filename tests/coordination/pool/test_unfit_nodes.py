@@ -7,7 +7,7 @@ from played_pool import PlayedPool
 from holdfast.coordination.pool.inputs import DrainNodes
 
 
-def test_a_job_whose_first_node_would_not_do_is_given_another() -> None:
+def test_a_job_that_refuses_a_node_receives_another() -> None:
     pool = PlayedPool(nodes=3)
     pool.submit("one", most=1)
     (first,) = pool.nodes_of("one")
@@ -24,7 +24,7 @@ def test_a_job_whose_first_node_would_not_do_is_given_another() -> None:
     assert not pool.nodes_of("one")
 
 
-def test_where_another_job_has_the_only_node_that_would_do_it_moves_to_the_one_that_would_not() -> None:
+def test_two_jobs_swap_nodes_if_one_needs_the_usable_node_of_the_other() -> None:
     pool = PlayedPool(nodes=3)
     pool.submit("two", least=2, most=2)
     pool.stands("two")
@@ -50,7 +50,7 @@ def test_where_another_job_has_the_only_node_that_would_do_it_moves_to_the_one_t
     assert len(pool.nodes_of("two")) == 2
 
 
-def test_a_node_that_has_come_anew_is_tried_again_and_one_whose_script_has_changed() -> None:
+def test_a_refused_node_is_tried_again_after_a_restart_or_script_change() -> None:
     pool = PlayedPool(nodes=1)
     pool.submit("one", most=1)
     pool.stands("one", unfit={"n1"})
@@ -73,7 +73,7 @@ def test_a_node_that_has_come_anew_is_tried_again_and_one_whose_script_has_chang
     assert not pool.nodes_of("one"), "the refusal is not new"
 
 
-def test_a_node_that_may_well_come_back_is_awaited_before_a_job_is_given_up() -> None:
+def test_a_disconnected_node_is_awaited_before_a_job_is_stranded() -> None:
     pool = PlayedPool(nodes=2, back_s=20.0)
     pool.go("n2")
     pool.submit("one", most=1)
@@ -88,7 +88,7 @@ def test_a_node_that_may_well_come_back_is_awaited_before_a_job_is_given_up() ->
     assert pool.nodes_of("one") == {"n2"}
 
 
-def test_nodes_that_are_known_to_come_are_awaited_and_those_that_are_drained() -> None:
+def test_a_job_is_not_stranded_while_expected_or_drained_nodes_may_help() -> None:
     pool = PlayedPool(nodes=1, expected=2)
     pool.submit("one", most=1)
     pool.stands("one", unfit={"n1"})
@@ -100,7 +100,7 @@ def test_nodes_that_are_known_to_come_are_awaited_and_those_that_are_drained() -
     assert not pool.nodes_of("one")
 
 
-def test_a_job_that_has_lost_what_it_was_to_move_to_stays_where_it_is() -> None:
+def test_a_job_that_refuses_the_target_of_its_move_keeps_its_nodes() -> None:
     pool = PlayedPool(nodes=3)
     pool.submit("two", least=2, most=2)
     pool.stands("two")
@@ -114,7 +114,7 @@ def test_a_job_that_has_lost_what_it_was_to_move_to_stays_where_it_is() -> None:
     assert not pool.leaving("two")
 
 
-def test_nodes_that_are_gone_for_good_are_forgotten() -> None:
+def test_permanently_lost_nodes_are_forgotten() -> None:
     pool = PlayedPool(nodes=2, back_s=10.0, forget_s=100.0)
     for number in range(3, 6):
         pool.come(f"host-{number}", passing=True)
@@ -133,7 +133,7 @@ def test_nodes_that_are_gone_for_good_are_forgotten() -> None:
     assert set(pool.record.nodes) == {"n1", "n2"}, "the node is still welcome"
 
 
-def test_nodes_that_jobs_have_not_lost_are_kept_and_those_that_a_person_has_drained() -> None:
+def test_granted_and_drained_nodes_are_not_forgotten() -> None:
     pool = PlayedPool(nodes=2, back_s=10.0, forget_s=20.0)
     pool.submit("one", most=1)
     (mine,) = pool.nodes_of("one")
@@ -148,7 +148,7 @@ def test_nodes_that_jobs_have_not_lost_are_kept_and_those_that_a_person_has_drai
     assert set(pool.record.nodes) == {other}
 
 
-def test_a_pool_that_is_full_forgets_who_has_been_away_longest() -> None:
+def test_a_full_pool_forgets_the_longest_disconnected_node() -> None:
     pool = PlayedPool(nodes=3, most_nodes=3)
     pool.come("n4")
     assert set(pool.record.nodes) == {"n1", "n2", "n3"}, "all nodes are connected"

@@ -48,11 +48,11 @@ def newest(pool: PlayedPool) -> ev.PlanDecided:
     return pool.of_kind(ev.PlanDecided)[-1]
 
 
-def test_two_jobs_of_which_nothing_is_known_have_as_much_each() -> None:
+def test_two_unmeasured_jobs_get_equal_shares() -> None:
     assert settled(two_jobs()) == [3, 3]
 
 
-def test_whom_a_node_lets_achieve_more_has_it_once_that_is_measured() -> None:
+def test_a_job_with_more_measured_benefit_gets_more_nodes() -> None:
     pool = two_jobs()
     settled(pool)
     pool.stands("one", pace=DOES_NOT)
@@ -69,7 +69,7 @@ def test_whom_a_node_lets_achieve_more_has_it_once_that_is_measured() -> None:
     assert plan.given_up >= 0
 
 
-def test_a_job_keeps_its_least_whatever_others_would_make_of_it_and_weights_count() -> None:
+def test_a_job_keeps_its_minimum_and_unused_weight_brings_no_node() -> None:
     pool = two_jobs(8)
     settled(pool)
     pool.stands("one", pace=GROWS)
@@ -82,7 +82,7 @@ def test_a_job_keeps_its_least_whatever_others_would_make_of_it_and_weights_coun
     assert newest(pool).trigger == "job one changed"
 
 
-def test_what_is_measured_again_and_is_much_the_same_changes_nothing() -> None:
+def test_a_similar_new_measurement_does_not_change_the_plan() -> None:
     pool = two_jobs()
     pool.stands("one", pace=GROWS)
     pool.stands("two", pace=GROWS)
@@ -95,7 +95,7 @@ def test_what_is_measured_again_and_is_much_the_same_changes_nothing() -> None:
     assert kept.step_s[1] == 8.5
 
 
-def test_that_the_flop_of_a_sample_are_known_by_now_makes_another_plan() -> None:
+def test_a_newly_known_flop_per_sample_changes_the_plan() -> None:
     pool = two_jobs()
     settled(pool)
     pool.stands("one", pace=GROWS)
@@ -107,7 +107,7 @@ def test_that_the_flop_of_a_sample_are_known_by_now_makes_another_plan() -> None
 
 
 @pytest.mark.parametrize("spell", [1, 2, 3, 8])
-def test_a_job_that_is_slow_for_a_while_keeps_its_nodes(spell: int) -> None:
+def test_a_temporarily_slow_job_keeps_its_nodes(spell: int) -> None:
     pool = PlayedPool(4, policy="waf")
     pool.submit("one")
     known: dict[int, float] = {}
@@ -128,7 +128,7 @@ def test_a_job_that_is_slow_for_a_while_keeps_its_nodes(spell: int) -> None:
 
 
 @pytest.mark.parametrize("still", [False, True], ids=["it is as fast as it should be", "it is as slow"])
-def test_a_number_of_nodes_that_was_slow_once_is_tried_again_ever_more_seldom(*, still: bool) -> None:
+def test_a_slow_number_of_nodes_is_retried_at_increasing_intervals(*, still: bool) -> None:
     """After one of four machines was slow, the job once kept three nodes permanently, even after its recovery."""
     pool = PlayedPool(4, policy="waf")
     pool.submit("one")
@@ -158,7 +158,7 @@ def test_a_number_of_nodes_that_was_slow_once_is_tried_again_ever_more_seldom(*,
         assert len(tried) > 400, "the job keeps its size"
 
 
-def test_what_was_measured_of_other_sizes_is_taken_to_be_so_many_times_as_long_by_now() -> None:
+def test_older_measurements_are_scaled_by_the_newest_slowdown() -> None:
     before = replace(GROWS, step_s={1: 8.0, 2: 4.0, 4: 2.0})
     said = replace(GROWS, step_s={2: 4.4, 4: 2.0})
     assert merge_pace(before, said, said) == before, "the message contains nothing new"
@@ -170,7 +170,7 @@ def test_what_was_measured_of_other_sizes_is_taken_to_be_so_many_times_as_long_b
     assert merge_pace(before, other, said) == merge_pace(None, other, None) == other
 
 
-def test_what_was_measured_outlives_the_server() -> None:
+def test_measurements_survive_a_server_restart() -> None:
     pool = two_jobs()
     settled(pool)
     pool.stands("one", pace=DOES_NOT)
@@ -185,7 +185,7 @@ def test_what_was_measured_outlives_the_server() -> None:
 
 
 @pytest.mark.parametrize("foreseen", [True, False])
-def test_the_plan_for_a_job_that_is_hit_is_looked_up_where_it_was_foreseen(foreseen: bool) -> None:
+def test_the_plan_after_a_loss_is_looked_up_if_precomputed(foreseen: bool) -> None:
     pool = two_jobs()
     settled(pool)
     pool.stands("one", pace=GROWS)
@@ -205,7 +205,7 @@ def test_the_plan_for_a_job_that_is_hit_is_looked_up_where_it_was_foreseen(fores
     assert sum(settled(pool)) >= sum(plan.shares.values())
 
 
-def test_both_say_the_same() -> None:
+def test_looked_up_and_solved_plans_are_equal() -> None:
     looked_up, solved = two_jobs(), two_jobs()
     for pool in (looked_up, solved):
         settled(pool)
@@ -220,7 +220,7 @@ def test_both_say_the_same() -> None:
     assert (newest(looked_up).source, newest(solved).source) == ("table", "solved")
 
 
-def test_an_answer_to_an_earlier_question_and_one_that_says_too_little_are_not_looked_up_in() -> None:
+def test_outdated_and_incomplete_precomputed_plans_are_not_used() -> None:
     pool = two_jobs()
     settled(pool)
     early = pool.question
@@ -238,7 +238,7 @@ def test_an_answer_to_an_earlier_question_and_one_that_says_too_little_are_not_l
 
 
 @pytest.mark.parametrize("endangered", ["one", "two"])
-def test_a_job_that_keeps_one_copy_of_its_experts_outbids_one_that_is_safe(endangered: str) -> None:
+def test_a_job_with_single_expert_copies_gets_more_nodes(endangered: str) -> None:
     """The speed is the same with four and two nodes as with two and four; on four, each expert has two copies."""
     pool = two_jobs()
     settled(pool)
@@ -247,7 +247,7 @@ def test_a_job_that_keeps_one_copy_of_its_experts_outbids_one_that_is_safe(endan
     assert settled(pool) == ([4, 2] if endangered == "one" else [2, 4])
 
 
-def test_nothing_is_foreseen_anew_because_time_passes() -> None:
+def test_plans_are_not_precomputed_again_because_time_passes() -> None:
     """Each question costs a process and seconds of CPU time."""
     pool = two_jobs()
     settled(pool)
@@ -259,7 +259,7 @@ def test_nothing_is_foreseen_anew_because_time_passes() -> None:
     assert pool.question is asked
 
 
-def test_after_a_plan_that_was_looked_up_what_follows_goes_by_what_is_known_by_then() -> None:
+def test_precomputation_after_a_looked_up_plan_uses_the_newest_failure_rate() -> None:
     pool = two_jobs()
     settled(pool)
     pool.stands("one", pace=GROWS)
@@ -276,7 +276,7 @@ def test_after_a_plan_that_was_looked_up_what_follows_goes_by_what_is_known_by_t
     assert pool.question.demand.failure_rate > first.demand.failure_rate, "a node has failed since the first question"
 
 
-def test_failures_are_counted_and_what_the_pool_itself_takes_is_none() -> None:
+def test_only_failures_are_counted_and_not_nodes_taken_by_the_pool() -> None:
     pool = two_jobs()
     settled(pool)
     pool.stands("one", pace=DOES_NOT)
@@ -298,7 +298,7 @@ def test_failures_are_counted_and_what_the_pool_itself_takes_is_none() -> None:
         JobPace(step_s={2: 1.0}, micro_batches=8, samples=8, workers=1, experts=10**40, slots=10**40),
     ],
 )
-def test_a_pace_that_cannot_be_costs_the_pool_nothing(said: JobPace) -> None:
+def test_an_impossible_pace_does_not_break_the_pool(said: JobPace) -> None:
     pool = two_jobs()
     pool.stands("one", pace=said)
     pool.stands("two", pace=GROWS)
@@ -307,7 +307,7 @@ def test_a_pace_that_cannot_be_costs_the_pool_nothing(said: JobPace) -> None:
     pool.restart()
 
 
-def test_a_job_that_names_one_size_is_given_it_although_it_was_slower_with_more() -> None:
+def test_a_job_gets_its_only_allowed_size_even_if_it_was_slower() -> None:
     pool = PlayedPool(4, policy="waf")
     pool.submit("one", 1, 2)
     pool.stands("one")

@@ -38,7 +38,7 @@ def asked(pool: PlayedPool, change: Change) -> WhatIf:
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_what_would_follow_is_what_follows_and_asking_changes_nothing(policy: str) -> None:
+def test_a_what_if_plan_equals_the_later_plan_and_changes_nothing(policy: str) -> None:
     pool = a_pool(policy)
     stored, told = pool.stored, len(pool.events)
     lost = min(pool.nodes_of("one"))
@@ -62,7 +62,7 @@ def test_what_would_follow_is_what_follows_and_asking_changes_nothing(policy: st
 
 
 @pytest.mark.parametrize("step_s", [(9.0, 9.0, 9.0), (1.0, 0.5, 0.34, 0.25)])
-def test_what_a_job_says_of_its_own_pace_counts_before_it_is_handed_in(step_s: tuple[float, ...]) -> None:
+def test_a_what_if_plan_uses_the_specified_pace_of_a_new_job(step_s: tuple[float, ...]) -> None:
     def made() -> PlayedPool:
         pool = PlayedPool(6, policy="waf", expected=8)
         for name in ("one", "two"):
@@ -91,7 +91,7 @@ def test_what_a_job_says_of_its_own_pace_counts_before_it_is_handed_in(step_s: t
         (AddJob(a_job("wrong", 3, 2)), "min_nodes is 3"),
     ],
 )
-def test_what_cannot_happen_is_refused(change: Change, said: str) -> None:
+def test_impossible_what_if_changes_are_refused(change: Change, said: str) -> None:
     pool = a_pool("waf")
     pool.feed(DrainNodes(("n6",)))
     with pytest.raises((BadInputError, UnreachableError), match=said):
