@@ -226,7 +226,7 @@ def test_a_failure_after_one_worker_committed_does_not_undo_the_layout() -> None
     assert (job.machine.record.layout, job.machine.state) == (TWO, "stopping")
 
 
-def test_the_first_worker_exit_undoes_the_layout_without_restarts() -> None:
+def test_the_first_worker_exit_undoes_the_layout_if_restarts_are_disabled() -> None:
     job, parts = changed(spec=JobSpec(max_nodes=4, recovery=RecoverySpec(max_restarts=0)))
     job.tell("n0", down(w("n0", 0, "b"), kind=FailureKind.PROCESS_EXIT, exit_code=-9))
     assert job.machine.record.layout == WHOLE

@@ -156,7 +156,7 @@ def test_a_damaged_expert_part_with_a_copy_does_not_stop_the_job() -> None:
     assert job.machine.context.snapshots.find_newest(3) is None
 
 
-def test_snapshots_of_the_previous_layout_are_dropped() -> None:
+def test_snapshots_of_the_previous_layout_are_not_used() -> None:
     job = Changing().begin()
     usual = job.plan.snapshot_part(0, 1)
     job.shrink()

@@ -153,7 +153,7 @@ def test_a_new_coordinator_also_waits_until_a_returning_node_can_train() -> None
     assert members(job) == (w("n0"), w("n1", "b"), w("n2"))
 
 
-def test_a_lost_replacement_that_returns_has_no_rank() -> None:
+def test_a_lost_replacement_that_returns_counts_only_once_it_attaches() -> None:
     job = beside("wait")
     job.lose("n1")
     job.lose("n2")

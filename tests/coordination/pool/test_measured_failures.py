@@ -91,7 +91,7 @@ def test_measured_rollback_costs_and_save_intervals_replace_guesses() -> None:
     assert undone(JobCosts(rolled_back_s=33.0)) == pytest.approx(guessed * 33.0 / (RESTART_S + SAVED_S / 2))
 
 
-def test_jobs_receive_the_failure_rate_only_if_it_changes_much() -> None:
+def test_the_failure_rate_is_sent_again_only_if_it_changes_much() -> None:
     pool = played()
     first = pool.job_told["one"].failure_rate
     assert first == pytest.approx(KNOWN_RATE, rel=0.01)

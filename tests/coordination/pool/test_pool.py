@@ -75,7 +75,7 @@ def test_a_job_that_loses_a_node_receives_a_new_grant_for_it() -> None:
     assert pool.of_kind(ev.NodeReleased)[-1].by == "job"
 
 
-def test_a_disconnected_node_keeps_its_job_and_is_granted_to_no_other() -> None:
+def test_a_disconnected_node_keeps_its_grant_until_its_job_loses_it() -> None:
     pool = PlayedPool(nodes=2)
     pool.submit("one")
     pool.go("n2")

@@ -64,7 +64,7 @@ def user_state(pool: PlayedPool, name: str) -> tuple[str, str]:
     return job.user_state, job.why
 
 
-def test_a_job_starves_and_names_the_job_with_more_benefit() -> None:
+def test_a_starved_job_names_the_job_that_benefits_more() -> None:
     pool = played(1.0, 1.0)
     assert all(had(pool)), "two equal jobs both keep nodes"
     pool.feed(UpdateJob("j2", {"weight": 3.0}))
