@@ -91,7 +91,7 @@ class Passed:
 
 
 @pytest.mark.parametrize("transfer", ["push", "parcels"])
-def test_the_state_changes_once_all_of_it_is_sent(transfer: str) -> None:
+def test_a_step_is_applied_once_the_whole_state_is_sent(transfer: str) -> None:
     passed = Passed(transfer)
     assert passed.next() == "waits"
     passed.shared.notify()
@@ -101,7 +101,7 @@ def test_the_state_changes_once_all_of_it_is_sent(transfer: str) -> None:
     assert [passed.next(), passed.next()] == ["applied", "returned True"]
 
 
-def test_a_stop_ends_the_wait_and_changes_nothing() -> None:
+def test_a_stop_order_ends_the_wait_without_applying_the_step() -> None:
     passed = Passed("push")
     assert passed.next() == "waits"
     with passed.shared.changed:

@@ -42,14 +42,14 @@ def steps_of(
     return done
 
 
-def test_a_script_that_stops_ends_with_the_next_step_that_passes_and_is_saved(tmp_path: Path) -> None:
+def test_a_stop_ends_the_job_with_the_next_committed_step_saved(tmp_path: Path) -> None:
     job, model = protected(tmp_path)
     done = steps_of(job, model, after=lambda number: job.stop("good enough") if number == 3 else None)
     assert done == [1, 2, 3, 4]
     assert [name.step for name in checkpoint_dir.find_checkpoints(LocalStorage(tmp_path))] == [4]
 
 
-def test_asked_before_apply_the_step_at_hand_is_the_last() -> None:
+def test_a_stop_before_apply_makes_the_current_step_the_last() -> None:
     job, model = protected()
     done = steps_of(
         job, model, before=lambda number: job.stop("good enough") if number == 3 else None, after=lambda _: None
@@ -57,7 +57,7 @@ def test_asked_before_apply_the_step_at_hand_is_the_last() -> None:
     assert done == [1, 2, 3]
 
 
-def test_a_checkpoint_by_hand_is_of_the_next_step_that_passes(tmp_path: Path) -> None:
+def test_a_requested_checkpoint_has_the_next_committed_step(tmp_path: Path) -> None:
     job, model = protected(tmp_path)
 
     def saved() -> list[int]:
@@ -75,7 +75,7 @@ def test_a_checkpoint_by_hand_is_of_the_next_step_that_passes(tmp_path: Path) ->
     assert saved() == [5, 10]  # The job keeps two checkpoints.
 
 
-def test_what_cannot_be_asked_for_is_refused() -> None:
+def test_invalid_stop_and_checkpoint_requests_are_refused() -> None:
     alone = Job(None)
     with pytest.raises(BadInputError, match=r"call job\.protect\(\.\.\.\) before job\.stop"):
         alone.stop("enough")

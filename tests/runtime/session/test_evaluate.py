@@ -64,7 +64,7 @@ class Script:
         return self
 
 
-def test_the_step_that_follows_has_what_was_found() -> None:
+def test_the_next_step_has_the_evaluation_results() -> None:
     script = Script()
     script.job.evaluate(script.measure, DATA, every=2)
     script.run(4)
@@ -77,7 +77,7 @@ def test_the_step_that_follows_has_what_was_found() -> None:
     assert script.followed == {3: script.metrics[3]["eval/loss"]}
 
 
-def test_the_state_that_a_stop_leads_to_is_evaluated_and_that_of_a_break_is_not() -> None:
+def test_the_last_state_is_evaluated_after_a_stop_but_not_after_a_break() -> None:
     script = Script()
     script.job.evaluate(script.measure, DATA, every=2)
     script.after = lambda step: script.job.stop("good enough") if step.number == 3 else None
@@ -95,7 +95,7 @@ def test_the_state_that_a_stop_leads_to_is_evaluated_and_that_of_a_break_is_not(
     assert left.shards == 10
 
 
-def test_it_leaves_training_as_it_was() -> None:
+def test_an_evaluation_does_not_change_training() -> None:
     """Modes, generators and statistics stay, although the evaluation calls train(), draws, and has no gradients."""
     seen: list[Any] = []
 
@@ -137,7 +137,7 @@ def await_best(folder: Path, steps: list[int]) -> None:
         time.sleep(0.01)
 
 
-def test_the_best_states_stay(tmp_path: Path) -> None:
+def test_the_best_states_are_kept(tmp_path: Path) -> None:
     losses = iter((3.0, 1.0, 2.0, 5.0))
     script = Script(tmp_path)
     script.job.evaluate(lambda batch: {"loss": found[0]}, DATA, every=2, name="valid", save_top_k=2)
@@ -159,9 +159,7 @@ def test_the_best_states_stay(tmp_path: Path) -> None:
     assert record == {"evaluation": "valid", "step": 4, "monitor": "loss", "value": 1.0}
 
 
-def test_a_state_whose_value_is_not_finite_is_none_of_the_best(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_state_with_a_non_finite_value_is_not_kept_as_best(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """There is room, but the first kept state would be shown as the best."""
     values = {2: float("nan"), 4: float("-inf"), 6: 3.0}
     script = Script(tmp_path)
@@ -175,7 +173,7 @@ def test_a_state_whose_value_is_not_finite_is_none_of_the_best(
     ]
 
 
-def test_what_it_raises_ends_the_script() -> None:
+def test_an_exception_in_an_evaluation_ends_the_script() -> None:
     def fails(batch: Any) -> dict[str, float]:
         raise LookupError("no such word")
 
@@ -186,7 +184,7 @@ def test_what_it_raises_ends_the_script() -> None:
     assert sorted(script.metrics) == [1]
 
 
-def test_what_was_being_saved_is_a_checkpoint_although_it_raises(tmp_path: Path) -> None:
+def test_a_started_checkpoint_is_completed_although_the_evaluation_raises(tmp_path: Path) -> None:
     """The step's state is valid, so a resumed job evaluates it again."""
     script = Script(tmp_path, every=1)
     script.job.evaluate(lambda batch: 1 / 0, DATA, every=1)  # pyright: ignore[reportArgumentType]
@@ -196,7 +194,7 @@ def test_what_was_being_saved_is_a_checkpoint_although_it_raises(tmp_path: Path)
     assert [name.step for name in checkpoint_dir.find_checkpoints(LocalStorage(tmp_path))] == [1]
 
 
-def test_what_does_not_fit_is_said() -> None:
+def test_wrong_uses_of_evaluate_are_refused() -> None:
     with pytest.raises(BadInputError, match=r"call job.protect\(...\) before job.evaluate"):
         Job(None).evaluate(lambda batch: {}, DATA, every=1)
     script = Script()

@@ -51,7 +51,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Found:
         return found_by(cluster)
 
 
-def test_two_deaths_in_an_evaluation_leave_its_sums_as_they_are(tmp_path: Path, undisturbed: Found) -> None:
+def test_two_worker_deaths_in_an_evaluation_do_not_change_its_sums(tmp_path: Path, undisturbed: Found) -> None:
     with opened(tmp_path, 3, {"n2": 2, "n3": 3}) as cluster:
         cluster.wait_done()
         found = found_by(cluster)
@@ -68,7 +68,7 @@ def test_two_deaths_in_an_evaluation_leave_its_sums_as_they_are(tmp_path: Path, 
         assert len(gone_through["n2"]) == 1
 
 
-def test_who_joins_where_an_evaluation_is_due_takes_part_in_it(tmp_path: Path, undisturbed: Found) -> None:
+def test_a_worker_that_joins_before_an_evaluation_takes_part_in_it(tmp_path: Path, undisturbed: Found) -> None:
     """It has the state by then, and computes shards before its first micro-batch."""
     with opened(tmp_path, 2, {}, 3) as cluster:
         cluster.wait("step 2", lambda: len(cluster.of(ev.StepCommitted)) >= 2)
@@ -128,7 +128,7 @@ def experts_evaluated(path: Path, nodes: int, dies: dict[str, int]) -> tuple[Clu
     return cluster, {event.step: event.metrics for event in cluster.of(ev.Evaluated)}
 
 
-def test_experts_are_evaluated_by_all_together_though_one_dies_of_it(tmp_path: Path) -> None:
+def test_all_workers_evaluate_experts_together_although_one_dies(tmp_path: Path) -> None:
     """Of five shards, one of three workers gets none in the second round, and only serves with its experts."""
     (tmp_path / "one").mkdir()
     (tmp_path / "three").mkdir()

@@ -101,7 +101,7 @@ def near(expected: Rows) -> Any:
     return {step: pytest.approx(row, rel=1e-9, abs=1e-12) for step, row in expected.items()}
 
 
-def test_all_features_of_a_dense_job_at_once_change_no_bit(tmp_path: Path, warm_torch: str) -> None:
+def test_a_dense_job_with_all_features_matches_a_single_worker_exactly(tmp_path: Path, warm_torch: str) -> None:
     expected, calm = alone(tmp_path / "alone")
     with opened(tmp_path / "job", 4, 2, 8, 12, 13, zygote=warm_torch) as cluster:
         through_faults(cluster)
@@ -114,7 +114,7 @@ def test_all_features_of_a_dense_job_at_once_change_no_bit(tmp_path: Path, warm_
         }, "the results must be equal in every bit"
 
 
-def test_all_features_of_a_job_with_experts_at_once(tmp_path: Path, warm_torch: str) -> None:
+def test_a_job_with_experts_and_all_features_matches_a_single_worker(tmp_path: Path, warm_torch: str) -> None:
     """Six micro-batches on four workers: workers that only serve leave no statistics, values or positions."""
     _, calm = alone(tmp_path / "alone", **EXPERTS)
     with opened(tmp_path / "job", 4, 2, 8, 12, 13, zygote=warm_torch, **EXPERTS) as cluster:
@@ -123,7 +123,7 @@ def test_all_features_of_a_job_with_experts_at_once(tmp_path: Path, warm_torch: 
         assert rows(cluster) == near(calm)
 
 
-def test_experts_are_rebalanced_beside_all_features(tmp_path: Path, warm_torch: str) -> None:
+def test_experts_are_rebalanced_with_all_features_enabled(tmp_path: Path, warm_torch: str) -> None:
     """The experts follow an uneven load, whether or not a move pays off."""
     hot = {**EXPERTS, "hot": 0.9}
     _, calm = alone(tmp_path / "alone", **hot)

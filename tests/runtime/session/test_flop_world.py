@@ -42,7 +42,7 @@ def counted(cluster: Cluster) -> list[float]:
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
-def test_a_dense_job_is_what_its_matrices_take(tmp_path: Path, nodes: int) -> None:
+def test_the_flop_of_a_dense_job_are_those_of_its_matrix_products(tmp_path: Path, nodes: int) -> None:
     with Cluster(tmp_path, nodes=nodes, options={"steps": 4}) as cluster:
         cluster.wait_done()
         cluster.assert_replicas_equal()
@@ -52,7 +52,9 @@ def test_a_dense_job_is_what_its_matrices_take(tmp_path: Path, nodes: int) -> No
 
 
 @pytest.mark.parametrize(("nodes", "micro_batches"), [(1, 3), (2, 3), (3, 2)])
-def test_with_experts_it_is_what_all_ranks_compute_together(tmp_path: Path, nodes: int, micro_batches: int) -> None:
+def test_the_flop_of_a_job_with_experts_are_summed_over_all_ranks(
+    tmp_path: Path, nodes: int, micro_batches: int
+) -> None:
     options = {"script": train_experts, "global_batch": 4 * micro_batches}
     with Cluster(tmp_path, nodes=nodes, options=options, experts=ExpertSpec(slots=4)) as cluster:
         cluster.wait_done()
@@ -62,7 +64,7 @@ def test_with_experts_it_is_what_all_ranks_compute_together(tmp_path: Path, node
     assert counted(cluster) == [2 * first + 3 * (router + last + experts) + 2 * TOP * TOKENS * DIM]
 
 
-def test_after_a_failure_in_the_round_that_was_to_be_counted_another_is(tmp_path: Path) -> None:
+def test_flop_are_counted_in_a_later_round_after_a_failure(tmp_path: Path) -> None:
     with Cluster(tmp_path, nodes=3, options={"steps": 6, "gates": (2,)}) as cluster:
         cluster.wait("step 1", lambda: bool(cluster.of(ev.StepCommitted)))
         plan = cluster.machine.record.plan

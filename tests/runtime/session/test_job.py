@@ -76,7 +76,7 @@ class Trained:
         return self
 
 
-def test_it_trains_as_plain_pytorch_does() -> None:
+def test_a_job_trains_like_plain_pytorch() -> None:
     """The same samples, clipping and schedule by hand, in float64: the same parameters."""
 
     def fresh() -> torch.nn.Module:
@@ -105,7 +105,7 @@ def test_it_trains_as_plain_pytorch_does() -> None:
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-9, atol=1e-12)
 
 
-def test_dropout_in_each_micro_batch_is_that_of_plain_pytorch_seeded_by_step_and_number() -> None:
+def test_dropout_matches_plain_pytorch_seeded_by_step_and_micro_batch() -> None:
     """Plain PyTorch seeds itself by the documented rule: a hash of the job's seed, the step and the micro-batch."""
 
     def fresh() -> torch.nn.Module:
@@ -147,7 +147,7 @@ def test_dropout_in_each_micro_batch_is_that_of_plain_pytorch_seeded_by_step_and
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-12)
 
 
-def test_rank_world_and_norm(tmp_path: Path) -> None:
+def test_rank_world_size_and_gradient_norm_are_exposed(tmp_path: Path) -> None:
     trained = Trained()
     assert (trained.job.rank, trained.job.world_size) == (0, 1)
     trained.protect(max_grad_norm=1e-9)
@@ -161,7 +161,7 @@ def test_rank_world_and_norm(tmp_path: Path) -> None:
         assert float(clipped) == pytest.approx(1e-9, rel=1e-2)
 
 
-def test_a_job_resumes_from_its_checkpoint_as_if_nothing_had_happened(tmp_path: Path) -> None:
+def test_a_resumed_job_has_the_losses_of_an_uninterrupted_one(tmp_path: Path) -> None:
     whole = Trained().run(11).losses
     first = Trained(tmp_path).run(9).losses
     second = Trained(tmp_path).run(11).losses
@@ -169,7 +169,9 @@ def test_a_job_resumes_from_its_checkpoint_as_if_nothing_had_happened(tmp_path: 
     assert second == {step: whole[step] for step in (10, 11)}
 
 
-def test_the_last_checkpoint_is_never_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_checkpoint_is_saved_while_another_is_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The previous checkpoint is still being written when the loop ends."""
     honest = checkpoint_dir.write_file
     last = threading.Event()
@@ -199,7 +201,7 @@ def train_to_4_and_8(folder: Path) -> None:
         Trained(folder).run(steps)
 
 
-def test_a_damaged_checkpoint_is_said_and_the_one_before_it_used(
+def test_a_damaged_checkpoint_is_logged_and_the_previous_one_is_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     train_to_4_and_8(tmp_path)
@@ -215,7 +217,7 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_it_used(
         Trained(tmp_path).run(6)
 
 
-def test_a_checkpoint_with_other_content_is_refused_and_the_one_before_it_used(
+def test_a_forged_checkpoint_is_refused_and_the_previous_one_is_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An attacker who can write to the directory can also make the manifest match the files."""
@@ -269,7 +271,7 @@ class Walk:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_streams_of_data_go_on_where_a_checkpoint_left_them(
+def test_data_streams_resume_at_their_position_in_the_checkpoint(
     tmp_path: Path, workers: int, warm_torch: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = Trained().run(11, dataset=Walk()).losses
@@ -288,14 +290,14 @@ def test_streams_of_data_go_on_where_a_checkpoint_left_them(
         Trained(tmp_path).run(12)
 
 
-def test_a_data_loader_trains_as_its_data_set_does_and_the_order_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_data_loader_trains_like_its_data_set_and_a_warning_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     loader = DataLoader(DATA, batch_size=2, shuffle=True)
     with caplog.at_level(logging.WARNING):
         assert Trained().run(5, dataset=loader).losses == Trained().run(5).losses
     assert [record.message[:45] for record in caplog.records] == ["holdfast reads the DataLoader's data set dire"]
 
 
-def test_gradients_that_are_not_finite_skip_the_step_and_count_it() -> None:
+def test_non_finite_gradients_skip_the_step_but_it_counts() -> None:
     trained = Trained()
     trained.protect()
     before = [parameter.clone() for parameter in trained.model.parameters()]
@@ -317,7 +319,7 @@ def skip_from_step_4(trained: Trained) -> None:
         step.apply()
 
 
-def test_ten_skipped_steps_in_a_row_end_the_job_saved_at_its_last_good_step(
+def test_ten_skipped_steps_in_a_row_end_the_job_and_save_the_last_good_one(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     trained = Trained(tmp_path)
@@ -329,7 +331,7 @@ def test_ten_skipped_steps_in_a_row_end_the_job_saved_at_its_last_good_step(
     assert max(int(path.name.split("-")[1]) for path in tmp_path.iterdir() if path.name.startswith("step-")) == 3
 
 
-def test_a_script_alone_may_be_in_the_next_step_when_it_hears_that_the_job_ends(
+def test_a_standalone_script_may_be_in_the_next_step_when_the_job_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The generation that ends the job may begin before the old one has reported; this must not kill the process."""
@@ -360,7 +362,7 @@ def test_a_script_alone_may_be_in_the_next_step_when_it_hears_that_the_job_ends(
     assert max(int(path.name.split("-")[1]) for path in tmp_path.iterdir() if path.name.startswith("step-")) == 3
 
 
-def test_alone_a_checkpoint_that_is_sealed_after_a_newer_one_supersedes_nothing_newer(tmp_path: Path) -> None:
+def test_a_standalone_checkpoint_sealed_late_does_not_supersede_a_newer_one(tmp_path: Path) -> None:
     """Two threads seal checkpoints, so that the one of step 8 may count before the one of step 4."""
     link = SoloLink(LocalStorage(tmp_path), in_time=False)
     pruned: list[str] = []
@@ -373,7 +375,7 @@ def test_alone_a_checkpoint_that_is_sealed_after_a_newer_one_supersedes_nothing_
     assert pruned == [checkpoint_name(4)]
 
 
-def test_alone_messages_of_two_threads_are_handled_one_after_the_other(tmp_path: Path) -> None:
+def test_a_standalone_link_handles_messages_of_two_threads_sequentially(tmp_path: Path) -> None:
     """Two threads write checkpoints; a race between their messages would leave a sealed checkpoint forever."""
     both = threading.Barrier(2)
     together: list[float] = []
@@ -403,7 +405,7 @@ def checkpoint_name(step: int) -> str:
     return CheckpointName(term=1, generation=1, step=step, nonce="ab").folder
 
 
-def test_a_script_that_skips_all_micro_batches_is_told_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_script_that_skips_all_micro_batches_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A message about NaN would be wrong, because the script skipped the micro-batches itself."""
     trained = Trained(tmp_path)
     trained.protect()
@@ -414,7 +416,7 @@ def test_a_script_that_skips_all_micro_batches_is_told_so(tmp_path: Path, caplog
     assert "step 1 was skipped: the script has skipped all of its micro-batches" in caplog.text
 
 
-def test_what_a_loop_has_led_to_that_is_left_by_break_is_saved(tmp_path: Path) -> None:
+def test_the_state_of_a_loop_left_by_break_is_saved(tmp_path: Path) -> None:
     first = Trained(tmp_path)
     first.protect()
     for step in first.job.steps(9):
@@ -427,7 +429,7 @@ def test_what_a_loop_has_led_to_that_is_left_by_break_is_saved(tmp_path: Path) -
     assert sorted(Trained(tmp_path).run(5).losses) == [4, 5]
 
 
-def test_a_loop_that_ends_while_its_state_changes_saves_nothing(tmp_path: Path) -> None:
+def test_a_loop_that_fails_while_its_state_changes_saves_nothing(tmp_path: Path) -> None:
     first = Trained(tmp_path)
     first.protect()
     first.optimizer.register_step_post_hook(lambda *_: 1 / 0)  # type: ignore[arg-type]
@@ -444,7 +446,7 @@ def test_a_loop_that_ends_while_its_state_changes_saves_nothing(tmp_path: Path) 
     assert not list(tmp_path.iterdir())
 
 
-def test_a_loop_that_uses_steps_wrongly_is_told_so() -> None:
+def test_wrong_uses_of_a_step_are_refused() -> None:
     trained = Trained()
     trained.protect()
     for step in trained.job.steps(1):
@@ -474,13 +476,13 @@ class Largest(torch.nn.Module):
         return x
 
 
-def test_a_buffer_that_follows_the_batches_in_a_way_of_its_own_is_refused() -> None:
+def test_a_buffer_updated_from_batches_in_an_unknown_way_is_refused() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), Largest(), torch.nn.Linear(4, 1))
     with pytest.raises(BadInputError, match=r"buffer '1\.largest', in an unknown way .* after_apply"):
         Trained(model=model).run(1)
 
 
-def test_running_statistics_are_those_of_plain_torch_and_are_resumed(tmp_path: Path) -> None:
+def test_running_statistics_match_plain_pytorch_and_are_resumed(tmp_path: Path) -> None:
     def norm() -> torch.nn.Module:
         return torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
 
@@ -510,7 +512,7 @@ def test_running_statistics_are_those_of_plain_torch_and_are_resumed(tmp_path: P
         ({"after_apply": "later"}, "after_apply is a str: give a function of the step"),
     ],
 )
-def test_bad_input_is_one_clear_line(options: dict[str, Any], words: str) -> None:
+def test_bad_input_is_reported_in_one_line(options: dict[str, Any], words: str) -> None:
     with pytest.raises(BadInputError, match=words) as caught:
         Trained().protect(**options)
     assert "\n" not in str(caught.value)
@@ -528,7 +530,7 @@ def test_the_order_of_calls_is_checked() -> None:
         next(trained.job.steps(1))
 
 
-def test_a_folder_that_the_job_was_not_told_of_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_directory_unknown_to_the_job_is_refused(tmp_path: Path) -> None:
     """The coordinator looks for checkpoints before the script runs, so it would neither prune nor resume these."""
 
     def settings(folder: str) -> WorkerSettings:
@@ -540,7 +542,7 @@ def test_a_folder_that_the_job_was_not_told_of_is_refused(tmp_path: Path) -> Non
     assert Job(settings(str(tmp_path)), checkpoint_dir="out")._checkpoint_dir == str(tmp_path)
 
 
-def test_nothing_is_left_behind(tmp_path: Path) -> None:
+def test_no_thread_is_left_after_a_job_ends(tmp_path: Path) -> None:
     before = threading.enumerate()
     Trained(tmp_path).run(5)
     others = [thread for thread in threading.enumerate() if thread not in before and thread.name != "holdfast-solo"]
@@ -550,7 +552,7 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
     assert [thread.name for thread in ours if thread.is_alive()] == []
 
 
-def test_importing_holdfast_leaves_torch_out() -> None:
+def test_importing_holdfast_does_not_import_torch() -> None:
     # The package can be imported without torch; only training needs it.
     code = "import sys; sys.modules['torch'] = None; import holdfast; print('imported', flush=True); holdfast.init"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -613,7 +615,7 @@ class Counting:
         return int(self.count.count)
 
 
-def test_what_a_script_does_after_apply_is_in_the_checkpoint_of_the_step(tmp_path: Path) -> None:
+def test_the_checkpoint_of_a_step_includes_changes_of_after_apply(tmp_path: Path) -> None:
     """Otherwise a resumed job would be a step behind."""
     first = Counting(tmp_path)
     assert first.run(9) == 9
@@ -622,7 +624,7 @@ def test_what_a_script_does_after_apply_is_in_the_checkpoint_of_the_step(tmp_pat
 
 
 @pytest.mark.parametrize("copies", [False, True])
-def test_an_extra_that_the_loop_changes_is_refused_by_name(
+def test_an_extra_changed_outside_of_apply_is_refused_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, copies: bool
 ) -> None:
     if copies:
@@ -637,7 +639,7 @@ def test_an_extra_that_the_loop_changes_is_refused_by_name(
 @pytest.mark.parametrize(
     "error", [error("of the script") for error in (ZeroDivisionError, SystemExit, KeyboardInterrupt)]
 )
-def test_where_after_apply_raises_the_step_is_saved(tmp_path: Path, error: BaseException) -> None:
+def test_the_step_is_saved_if_after_apply_raises(tmp_path: Path, error: BaseException) -> None:
     with pytest.raises(type(error), match="of the script"):
         Counting(tmp_path, raises_at=3, error=error).run(6)
     assert [name.step for name in checkpoint_dir.find_checkpoints(LocalStorage(tmp_path))] == [3]
@@ -657,7 +659,7 @@ class SetClock(SystemClock):
         return self.now
 
 
-def test_a_pause_within_a_pause_is_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nested_pauses_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nested pauses count once, or a step with pauses of half its time would seem to consist only of pauses."""
     clock = SetClock()
     monkeypatch.setattr("holdfast.runtime.session.job.SystemClock", lambda: clock)
@@ -675,7 +677,7 @@ def test_a_pause_within_a_pause_is_part_of_it(monkeypatch: pytest.MonkeyPatch) -
     assert trained.job._session._applier.paused_s == 15
 
 
-def test_what_all_do_together_is_no_pause_though_it_stands_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collectives_within_a_pause_do_not_count_as_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step's collectives are not part of the script's pause, and later time in the pause is not work."""
     clock = SetClock()
     monkeypatch.setattr("holdfast.runtime.session.job.SystemClock", lambda: clock)
@@ -710,13 +712,13 @@ def test_what_all_do_together_is_no_pause_though_it_stands_in_one(monkeypatch: p
     assert pauses == [1]
 
 
-def test_other_samples_are_refused_with_the_difference(tmp_path: Path) -> None:
+def test_changed_sampling_settings_are_refused_with_the_difference(tmp_path: Path) -> None:
     Counting(tmp_path).run(2)
     with pytest.raises(BadInputError, match="global_batch was 8 and is 16"):
         Counting(tmp_path, batch=16).run(3)
 
 
-def test_a_checkpoint_of_an_earlier_version_says_nothing_of_its_samples(tmp_path: Path) -> None:
+def test_a_checkpoint_without_sampling_settings_is_accepted(tmp_path: Path) -> None:
     Counting(tmp_path).run(2)
     (checkpoint,) = tmp_path.iterdir()
     (checkpoint / SAMPLES).unlink()
@@ -724,7 +726,7 @@ def test_a_checkpoint_of_an_earlier_version_says_nothing_of_its_samples(tmp_path
     assert Counting(tmp_path).run(3) == 3
 
 
-def test_another_learning_rate_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_changed_learning_rate_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     Counting(tmp_path).run(2)
     again = Counting(tmp_path)
     again.optimizer.param_groups[0]["lr"] = 0.5
@@ -734,7 +736,7 @@ def test_another_learning_rate_is_said(tmp_path: Path, caplog: pytest.LogCapture
     assert "0.01 is used, not the script's 0.5" in logged
 
 
-def test_alone_a_layout_counts_as_one_whole_replica() -> None:
+def test_a_standalone_script_with_a_layout_has_world_size_one() -> None:
     job = holdfast.init(layout=holdfast.Layout(shard=4, tensor=2))
     assert (job.world_size, job.rank, job._joined.replica_group) == (1, 0, None)
     assert [job.mesh[name].size() for name in ("shard", "tensor")] == [1, 1]
@@ -742,11 +744,11 @@ def test_alone_a_layout_counts_as_one_whole_replica() -> None:
 
 
 @pytest.mark.parametrize("sizes", [{"shard": 0}, {"tensor": -1}, {"shard": 2.0}, {"stages": True}, {"tensor": 1025}])
-def test_layouts_that_are_none(sizes: dict[str, Any]) -> None:
+def test_layouts_with_invalid_sizes_are_refused(sizes: dict[str, Any]) -> None:
     with pytest.raises(BadInputError, match=f"Layout\\({next(iter(sizes))}=.*: give a whole number from 1 to 1024"):
         holdfast.Layout(**sizes)
 
 
-def test_stages_are_refused() -> None:
+def test_layouts_with_stages_are_refused() -> None:
     with pytest.raises(BadInputError, match="stages cannot be trained yet"):
         holdfast.init(layout=holdfast.Layout(stages=2))

@@ -16,13 +16,13 @@ from holdfast.runtime.session.replica_group.layout_list import check_micro_batch
 TWO, FOUR = holdfast.Layout(shard=2), holdfast.Layout(shard=4)
 
 
-def test_one_is_one_however_it_is_given() -> None:
+def test_a_single_layout_is_parsed_equally_from_every_form() -> None:
     assert parse_layouts(None) == (None, ())
     for given in (TWO, [TWO], (TWO,), {1: TWO}, {1: TWO, 4: TWO}):
         assert parse_layouts(given) == (TWO, ())
 
 
-def test_several_are_listed_in_the_order_of_preference_or_of_the_nodes() -> None:
+def test_several_layouts_are_ordered_by_preference_or_node_count() -> None:
     assert parse_layouts([FOUR, TWO]) == (None, (ListedLayout(layout=FOUR), ListedLayout(layout=TWO)))
     only, layouts = parse_layouts({3: TWO, 1: FOUR})
     assert (only, layouts) == (None, (ListedLayout(layout=FOUR, nodes=1), ListedLayout(layout=TWO, nodes=3)))
@@ -45,12 +45,12 @@ def test_several_are_listed_in_the_order_of_preference_or_of_the_nodes() -> None
         ([holdfast.Layout(shard=n) for n in range(1, 19)], "got 18 layouts: give at most 16"),
     ],
 )
-def test_what_is_no_list_of_layouts_is_refused(given: Any, error: str) -> None:
+def test_invalid_lists_of_layouts_are_refused(given: Any, error: str) -> None:
     with pytest.raises(BadInputError, match=re.escape(error)):
         parse_layouts(given)
 
 
-def test_each_that_is_listed_must_divide_the_micro_batch() -> None:
+def test_each_listed_layout_must_divide_the_micro_batch() -> None:
     _, listed = parse_layouts([TWO, FOUR])
     check_micro_batch(listed, 8)
     check_micro_batch((), 7)
@@ -58,7 +58,7 @@ def test_each_that_is_listed_must_divide_the_micro_batch() -> None:
         check_micro_batch(listed, 6)
 
 
-def test_alone_several_are_a_world_of_one() -> None:
+def test_a_standalone_script_with_several_layouts_has_world_size_one() -> None:
     try:
         job = holdfast.init(layout=[TWO, FOUR])
         assert job.layout == holdfast.Layout()

@@ -41,14 +41,14 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Rows:
         return rows(cluster)
 
 
-def test_a_row_has_what_the_script_says(alone: Rows) -> None:
+def test_a_metrics_row_has_the_values_logged_by_the_script(alone: Rows) -> None:
     assert list(alone[1]) == ["largest", "rate", "workers", "wrong", "x"]
     assert alone[1]["rate"] == 1e-2
     assert {row["wrong"] for row in alone.values()} == {None}, "NaN is null in the events"
     assert {row["workers"] for row in alone.values()} == {1.0}
 
 
-def test_rows_are_those_of_one_worker_through_a_forward_a_redo_and_a_join(tmp_path: Path, alone: Rows) -> None:
+def test_metrics_match_a_single_worker_through_forward_redo_and_join(tmp_path: Path, alone: Rows) -> None:
     with opened(tmp_path, 3, 2, 6) as cluster:
         cluster.wait("step 1", lambda: bool(cluster.of(ev.StepCommitted)))
         cluster.fail("n1", how="hold", step=3, phase="passed")  # A FORWARD must be decided.

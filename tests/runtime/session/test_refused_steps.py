@@ -53,7 +53,7 @@ class Loop:
 
 
 @pytest.mark.parametrize("experts", [False, True], ids=["dense", "experts"])
-def test_a_refused_step_is_done_again_and_leads_to_the_same_state(experts: bool) -> None:
+def test_a_refused_step_is_repeated_with_the_same_resulting_state(experts: bool) -> None:
     undisturbed, loop = Loop(experts=experts), Loop(experts=experts)
     undisturbed.run(5, {})
     loop.run(5, {2: 1, 3: 1, 5: 1})
@@ -62,7 +62,7 @@ def test_a_refused_step_is_done_again_and_leads_to_the_same_state(experts: bool)
     assert all(map(torch.equal, loop.model.state_dict().values(), undisturbed.model.state_dict().values()))
 
 
-def test_a_step_that_is_refused_twice_ends_the_job_with_what_it_has_led_to_saved(tmp_path: Path) -> None:
+def test_a_step_refused_twice_ends_the_job_with_the_previous_step_saved(tmp_path: Path) -> None:
     loop = Loop(tmp_path)
     with pytest.raises(JobFailedError, match=r"step 3 is not made of each of its 3 micro-batches once: .*, twice"):
         loop.run(5, {3: 2})

@@ -50,14 +50,16 @@ def test_three_workers_train_like_one(tmp_path: Path, undisturbed: dict[int, flo
         assert cluster.over.exit_code == 0
 
 
-def test_different_initial_states_become_one(tmp_path: Path) -> None:
+def test_workers_with_different_initial_states_become_equal(tmp_path: Path) -> None:
     with Cluster(tmp_path, nodes=3, options={"steps": 3, "different_start": True}) as cluster:
         cluster.wait_done()
         cluster.assert_replicas_equal()
 
 
 @pytest.mark.parametrize("phase", ["compute", "reducing", "ready", "voted", "passed", "applying"])
-def test_a_node_dies_in_a_phase(tmp_path: Path, undisturbed: dict[int, float], phase: str) -> None:
+def test_training_continues_after_a_node_dies_in_any_phase(
+    tmp_path: Path, undisturbed: dict[int, float], phase: str
+) -> None:
     with opened(tmp_path, 3) as cluster:
         cluster.wait("step 1", lambda: bool(cluster.of(ev.StepCommitted)))
         cluster.fail("n2", step=5, phase=phase)
@@ -70,7 +72,7 @@ def test_a_node_dies_in_a_phase(tmp_path: Path, undisturbed: dict[int, float], p
 
 
 @pytest.mark.parametrize("how", ["doubled", "swapped", "stale"])
-def test_a_step_of_wrong_samples_is_refused_and_done_again(
+def test_a_step_with_wrong_samples_is_refused_and_repeated(
     tmp_path: Path, undisturbed: dict[int, float], how: str
 ) -> None:
     options = {"steps": STEPS, "float64": True, "wrong": {"n2": (how, 5)}}
@@ -87,7 +89,7 @@ def test_a_step_of_wrong_samples_is_refused_and_done_again(
         assert cluster.of(ev.FailureDetected) == []
 
 
-def test_wrong_samples_that_are_kept_after_a_failure_are_refused_then(
+def test_wrong_samples_kept_through_a_failure_are_refused_afterwards(
     tmp_path: Path, undisturbed: dict[int, float]
 ) -> None:
     options = {"steps": STEPS, "float64": True, "wrong": {"n2": ("swapped", 5)}, "gates": (2,)}
@@ -101,7 +103,9 @@ def test_wrong_samples_that_are_kept_after_a_failure_are_refused_then(
         assert cluster.exit_codes() == {"n1": 0, "n2": 0, "n3": -9}
 
 
-def test_two_nodes_die_at_once_and_one_during_the_recovery(tmp_path: Path, undisturbed: dict[int, float]) -> None:
+def test_training_survives_two_node_deaths_and_one_more_during_recovery(
+    tmp_path: Path, undisturbed: dict[int, float]
+) -> None:
     with opened(tmp_path, 4) as cluster:
         cluster.wait("step 1", lambda: bool(cluster.of(ev.StepCommitted)))
         cluster.fail("n1", step=4, phase="voted")
@@ -115,7 +119,7 @@ def test_two_nodes_die_at_once_and_one_during_the_recovery(tmp_path: Path, undis
         assert cluster.exit_codes() == {"n1": -9, "n2": 0, "n3": -9, "n4": -9}
 
 
-def test_a_passed_step_goes_forward_on_the_others(tmp_path: Path, undisturbed: dict[int, float]) -> None:
+def test_survivors_apply_a_step_that_a_dead_worker_had_committed(tmp_path: Path, undisturbed: dict[int, float]) -> None:
     """If a worker dies once it knows the step result, the others apply the step and never repeat it."""
     with opened(tmp_path, 3) as cluster:
         cluster.wait("step 1", lambda: bool(cluster.of(ev.StepCommitted)))
@@ -128,7 +132,7 @@ def test_a_passed_step_goes_forward_on_the_others(tmp_path: Path, undisturbed: d
 
 
 @pytest.mark.parametrize("dies", [False, True])
-def test_who_is_ready_finishes_the_step_for_those_who_are_not(
+def test_a_ready_worker_finishes_the_step_for_workers_that_are_not_ready(
     tmp_path: Path, undisturbed: dict[int, float], dies: bool
 ) -> None:
     """Only n1 is READY when n3 dies. It sends the step to n2, which repeats the step if n1 dies meanwhile."""
@@ -153,7 +157,9 @@ def test_who_is_ready_finishes_the_step_for_those_who_are_not(
         assert (recovered.micro_batches_kept, recovered.micro_batches_redone) == (kept, None if dies else 0)
 
 
-def test_a_node_dies_while_a_passed_step_goes_forward(tmp_path: Path, undisturbed: dict[int, float]) -> None:
+def test_a_committed_step_survives_a_node_death_during_its_forward(
+    tmp_path: Path, undisturbed: dict[int, float]
+) -> None:
     """The survivors have passed but not applied the step when the first node dies, which forces a FORWARD."""
     with opened(tmp_path, 4) as cluster:
         cluster.wait("step 1", lambda: bool(cluster.of(ev.StepCommitted)))
@@ -168,7 +174,7 @@ def test_a_node_dies_while_a_passed_step_goes_forward(tmp_path: Path, undisturbe
         cluster.assert_replicas_equal()
 
 
-def test_a_joiner_gets_the_state_while_the_others_train(tmp_path: Path, undisturbed: dict[int, float]) -> None:
+def test_a_joining_node_receives_the_state_while_others_train(tmp_path: Path, undisturbed: dict[int, float]) -> None:
     with opened(tmp_path, 2, 6) as cluster:
         cluster.wait("step 5", lambda: len(cluster.of(ev.StepCommitted)) >= 5)
         cluster.add()
@@ -184,7 +190,7 @@ def test_a_joiner_gets_the_state_while_the_others_train(tmp_path: Path, undistur
 
 
 @pytest.mark.parametrize(("victim", "phase"), [("sender", "transfer"), ("n3", "receiving")])
-def test_a_node_dies_in_the_middle_of_a_transfer(
+def test_training_survives_a_node_death_during_a_state_transfer(
     tmp_path: Path, undisturbed: dict[int, float], victim: str, phase: str
 ) -> None:
     with opened(tmp_path, 2, 6) as cluster:
@@ -205,7 +211,7 @@ def test_a_node_dies_in_the_middle_of_a_transfer(
         assert cluster.exit_codes() == {**survivors, victim: -9}
 
 
-def test_an_exception_in_the_loop_costs_one_worker_only(tmp_path: Path, undisturbed: dict[int, float]) -> None:
+def test_an_exception_in_the_loop_ends_only_one_worker(tmp_path: Path, undisturbed: dict[int, float]) -> None:
     with opened(tmp_path, 3) as cluster:
         cluster.wait("step 1", lambda: bool(cluster.of(ev.StepCommitted)))
         cluster.fail("n2", how="raise", step=6, phase="compute")
@@ -215,7 +221,7 @@ def test_an_exception_in_the_loop_costs_one_worker_only(tmp_path: Path, undistur
         assert cluster.exit_codes() == {"n1": 0, "n2": 1, "n3": 0}
 
 
-def test_checkpoints_are_accepted_and_outlive_all_workers(tmp_path: Path, undisturbed: dict[int, float]) -> None:
+def test_a_job_that_lost_all_workers_resumes_from_its_checkpoint(tmp_path: Path, undisturbed: dict[int, float]) -> None:
     with opened(tmp_path, 2, 8, checkpoint_every=3) as cluster:
         cluster.wait("step 7", lambda: len(cluster.of(ev.StepCommitted)) >= 7)
         cluster.wait("a checkpoint", lambda: bool(cluster.of(ev.CheckpointSaved)))
@@ -240,7 +246,7 @@ def test_checkpoints_are_accepted_and_outlive_all_workers(tmp_path: Path, undist
         assert checkpoint_dir.find_checkpoints(LocalStorage(folder))[-1].step == STEPS
 
 
-def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(
+def test_a_damaged_checkpoint_is_rejected_and_the_previous_one_is_used(
     tmp_path: Path, undisturbed: dict[int, float]
 ) -> None:
     with opened(tmp_path, 1, 5, 9, checkpoint_every=4) as cluster:
@@ -262,7 +268,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(
         assert last == pytest.approx(undisturbed, rel=1e-9)
 
 
-def test_a_paused_node_that_wakes_up_expelled_ends_and_harms_nothing(
+def test_an_expelled_node_that_wakes_up_ends_without_affecting_the_job(
     tmp_path: Path, undisturbed: dict[int, float]
 ) -> None:
     with opened(tmp_path, 3, 6) as cluster:
@@ -275,7 +281,9 @@ def test_a_paused_node_that_wakes_up_expelled_ends_and_harms_nothing(
         assert_whole(cluster, undisturbed)
 
 
-def test_a_joiner_that_dies_before_it_is_in_leaves_no_trace(tmp_path: Path, undisturbed: dict[int, float]) -> None:
+def test_a_node_that_dies_before_it_joined_does_not_affect_training(
+    tmp_path: Path, undisturbed: dict[int, float]
+) -> None:
     with opened(tmp_path, 2, 6) as cluster:
         cluster.wait("step 5", lambda: len(cluster.of(ev.StepCommitted)) >= 5)
         cluster.add()

@@ -33,7 +33,7 @@ def model() -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("max_norm", [None, 0.5])
-def test_the_step_is_the_mean_over_the_others_as_in_plain_pytorch(max_norm: float | None) -> None:
+def test_a_step_is_the_mean_over_the_micro_batches_not_skipped(max_norm: float | None) -> None:
     """Compared: gradients, clipping, loss, norm and running statistics, also if the skipped loss is NaN."""
     ours, theirs = model(), model()
     job = Job(None)
@@ -67,7 +67,7 @@ def test_the_step_is_the_mean_over_the_others_as_in_plain_pytorch(max_norm: floa
         torch.testing.assert_close(mine, plain, rtol=1e-9, atol=1e-12)
 
 
-def test_a_step_of_which_all_is_skipped_is_skipped() -> None:
+def test_a_step_whose_micro_batches_are_all_skipped_is_skipped() -> None:
     ours = model()
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1)
     job = Job(None)
@@ -84,7 +84,7 @@ def test_a_step_of_which_all_is_skipped_is_skipped() -> None:
     assert scaler.get_scale() == 4.0, "a skipped step must not change the scale"
 
 
-def test_how_it_is_not_used() -> None:
+def test_wrong_uses_of_skip_are_refused() -> None:
     ours = model()
     job = Job(None)
     job.protect(ours, torch.optim.SGD(ours.parameters(), 0.1), TensorDataset(X, Y), global_batch=6, micro_batch=2)
@@ -101,7 +101,7 @@ def test_how_it_is_not_used() -> None:
     job._session.close()
 
 
-def test_reasons_are_bounded_and_decisions_too() -> None:
+def test_skip_reasons_and_decisions_are_bounded() -> None:
     source = SkippedMicroBatches()
     source.on_micro_batch_start(1, 0)
     source.skip("r" * 1000)
@@ -181,7 +181,7 @@ def played(path: Path, nodes: int, *, experts: bool, kill: int = 0) -> list[floa
 
 
 @pytest.mark.parametrize("experts", [False, True], ids=["dense", "experts"])
-def test_several_workers_train_as_one_and_through_a_failure(tmp_path: Path, experts: bool) -> None:
+def test_workers_that_skip_match_a_single_worker_despite_a_failure(tmp_path: Path, experts: bool) -> None:
     """With experts, a worker that skips still serves the others' tokens."""
     alone = played(tmp_path / "1", 1, experts=experts)
     assert played(tmp_path / "3", 3, experts=experts) == pytest.approx(alone, rel=1e-9)

@@ -145,7 +145,7 @@ def unit(request: pytest.FixtureRequest) -> Iterator[list[Place]]:
         assert not place.thread.is_alive()
 
 
-def test_once_all_have_it(unit: list[Place]) -> None:
+def test_ranks_adopt_a_received_state_once_all_have_it(unit: list[Place]) -> None:
     first, second = unit
     first.comes()
     assert first.page.lies.wait(LONG)
@@ -160,7 +160,7 @@ def test_once_all_have_it(unit: list[Place]) -> None:
         assert (place.machine.applied, place.machine.keeps) == (1, False)
 
 
-def test_none_does_where_the_generation_ends_before(unit: list[Place]) -> None:
+def test_no_rank_adopts_a_state_if_the_generation_ends_first(unit: list[Place]) -> None:
     first, second = unit
     first.comes()
     assert first.page.lies.wait(LONG)
@@ -175,7 +175,7 @@ def test_none_does_where_the_generation_ends_before(unit: list[Place]) -> None:
 
 
 @pytest.mark.parametrize("unit", [(True, False)], indirect=True)
-def test_who_has_no_state_takes_it_at_once_and_the_other_one_then(unit: list[Place]) -> None:
+def test_a_rank_without_a_state_adopts_it_before_its_replica_group(unit: list[Place]) -> None:
     keeper, void = unit
     void.comes()
     with void.changed:

@@ -66,7 +66,7 @@ def alone(path: Path, steps: int) -> Statistics:
         return statistics(cluster, "n1")
 
 
-def test_buffers_are_those_of_one_process_in_every_bit(tmp_path: Path) -> None:
+def test_buffers_match_a_single_process_exactly(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     expected = alone(tmp_path / "one", STEPS)
     assert int(float.fromhex(expected["0.num_batches_tracked"][0])) == STEPS * 6

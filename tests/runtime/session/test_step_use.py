@@ -44,7 +44,7 @@ class Loop:
         return numbers
 
 
-def test_micro_batches_are_gone_through_once() -> None:
+def test_micro_batches_can_be_iterated_only_once() -> None:
     loop = Loop()
 
     def twice(step: Step) -> None:
@@ -55,14 +55,14 @@ def test_micro_batches_are_gone_through_once() -> None:
         loop.run(twice)
 
 
-def test_a_backward_of_the_script_s_own_is_refused() -> None:
+def test_a_direct_loss_backward_is_refused() -> None:
     loop = Loop()
     with pytest.raises(StepUseError, match=r"remove loss\.backward\(\)"):
         loop.run(lambda step: loop.compute(step, lambda loss: loss.backward(retain_graph=True)))
 
 
 @pytest.mark.parametrize("how", ["backward", "clipped", "zeroed"])
-def test_gradients_that_are_changed_before_apply_are_refused(how: str) -> None:
+def test_gradients_changed_before_apply_are_refused(how: str) -> None:
     loop = Loop()
 
     def change(step: Step) -> None:
@@ -79,7 +79,7 @@ def test_gradients_that_are_changed_before_apply_are_refused(how: str) -> None:
         loop.run(change)
 
 
-def test_what_is_done_to_gradients_between_steps_is_the_script_s_own_affair() -> None:
+def test_the_script_may_change_gradients_between_steps() -> None:
     loop = Loop()
 
     def evaluate(step: Step) -> None:
@@ -91,7 +91,7 @@ def test_what_is_done_to_gradients_between_steps_is_the_script_s_own_affair() ->
     assert loop.run(evaluate, steps=3) == [1, 2, 3]
 
 
-def test_gradients_that_are_reset_between_micro_batches_cost_no_memory() -> None:
+def test_resetting_gradients_between_micro_batches_needs_no_memory() -> None:
     """Autograd adds in place; a second set of gradients would be a worker's memory peak when it resumes from sums."""
     loop = Loop()
     weight, made = loop.model.weight, list[torch.Tensor | None]()
@@ -102,14 +102,14 @@ def test_gradients_that_are_reset_between_micro_batches_cost_no_memory() -> None
     assert made[0] is made[1]
 
 
-def test_a_loop_without_apply_is_told_so() -> None:
+def test_a_loop_without_apply_is_refused() -> None:
     """Otherwise the loop would get the same step forever."""
     loop = Loop()
     with pytest.raises(StepUseError, match=r"step 1: the loop continued without step\.apply"):
         loop.run(loop.compute)
 
 
-def test_a_parameter_that_replaces_one_of_the_model_is_refused() -> None:
+def test_a_parameter_that_replaces_a_model_parameter_is_refused() -> None:
     model = torch.nn.Linear(4, 1)
     loop = Loop(model)
 
@@ -123,7 +123,7 @@ def test_a_parameter_that_replaces_one_of_the_model_is_refused() -> None:
         loop.run(train)
 
 
-def test_a_second_backward_for_a_micro_batch_is_told_from_one_outside_the_loop() -> None:
+def test_second_backwards_and_backwards_outside_the_loop_are_distinguished() -> None:
     loop = Loop()
 
     def twice(step: Step) -> None:
@@ -142,7 +142,7 @@ def test_a_second_backward_for_a_micro_batch_is_told_from_one_outside_the_loop()
         loop.run(after)
 
 
-def test_a_micro_batch_without_backward_is_told_how_to_leave_it_out() -> None:
+def test_a_micro_batch_without_backward_is_refused_with_a_hint_to_skip() -> None:
     loop = Loop()
     with pytest.raises(StepUseError, match=r"step 1: a micro-batch had no step\.backward.*step\.skip\(reason\)"):
         loop.run(lambda step: list(step.micro_batches()))
@@ -155,7 +155,7 @@ def test_a_complex_parameter_is_refused() -> None:
         Loop(model)
 
 
-def test_what_is_logged_is_the_step_s_once_it_is_applied() -> None:
+def test_logged_values_become_step_metrics_once_the_step_is_applied() -> None:
     loop = Loop()
     seen: list[dict[str, float]] = []
 

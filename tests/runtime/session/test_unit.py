@@ -26,19 +26,19 @@ def boards(places: int) -> list[Board]:
     return made
 
 
-def test_a_place_that_does_not_come_to_build_is_named() -> None:
+def test_a_rank_that_does_not_join_the_group_setup_is_named() -> None:
     with pytest.raises(HoldfastError, match=r"rank 1 of this replica group hangs: .* within 0.1 s"):
         build_groups(boards(2)[0], Layout(shard=2), 0, CPU, timeout_s=0.1)
 
 
-def test_a_place_that_goes_away_on_the_way_is_named() -> None:
+def test_a_rank_that_disappears_during_group_setup_is_named() -> None:
     first, second = boards(2)
     second.post("1:here", b"")
     with pytest.raises(HoldfastError, match=r"rank 0 of a replica group cannot reach rank 1 of it: .*did not come"):
         build_groups(first, Layout(shard=2), 0, CPU, timeout_s=0.1)
 
 
-def test_whose_agent_is_gone_waits_no_longer() -> None:
+def test_group_setup_fails_if_the_agent_is_gone() -> None:
     board = boards(2)[0]
     threading.Timer(0.05, board.close).start()
     with pytest.raises(HoldfastError, match="the agent is gone"):
