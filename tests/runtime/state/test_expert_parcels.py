@@ -110,7 +110,7 @@ def crews() -> Iterator[list[Crew]]:
         crew.close()
 
 
-def test_everybody_gets_what_all_others_have_for_it(crews: list[Crew]) -> None:
+def test_every_member_receives_the_parcels_of_all_others(crews: list[Crew]) -> None:
     world = AT_ONCE + 2  # There are more receivers than a member sends to at once.
     crew = Crew(world)
     crews.append(crew)
@@ -127,7 +127,7 @@ def test_everybody_gets_what_all_others_have_for_it(crews: list[Crew]) -> None:
         assert one.nbytes == (world - 1) * cargo.numbers * 8
 
 
-def test_what_is_of_another_step_is_refused(crews: list[Crew]) -> None:
+def test_a_parcel_of_another_step_is_refused(crews: list[Crew]) -> None:
     crew = Crew(2, steps=(7, 8))
     crews.append(crew)
     for one in crew.parcels:
@@ -138,7 +138,7 @@ def test_what_is_of_another_step_is_refused(crews: list[Crew]) -> None:
     assert not crew.cargo[0].here
 
 
-def test_what_does_not_fit_is_told_by_both_sides(crews: list[Crew]) -> None:
+def test_both_sides_report_a_parcel_that_does_not_match(crews: list[Crew]) -> None:
     crew = Crew(2)
     crews.append(crew)
     crew.cargo[1].manifest = lambda source, to: Cargo.manifest(crew.cargo[0], to, source)  # pyright: ignore
@@ -149,7 +149,7 @@ def test_what_does_not_fit_is_told_by_both_sides(crews: list[Crew]) -> None:
     assert "could not be sent" in crew.errors[0]
 
 
-def test_who_leaves_takes_nothing_more(crews: list[Crew]) -> None:
+def test_a_member_that_aborts_receives_no_further_parcels(crews: list[Crew]) -> None:
     crew = Crew(2)
     crews.append(crew)
     crew.parcels[1].abort()
@@ -161,7 +161,7 @@ def test_who_leaves_takes_nothing_more(crews: list[Crew]) -> None:
         crew.parcels[1].hand_over()
 
 
-def test_a_parcel_is_shown_by_another_proof_than_a_state(crews: list[Crew]) -> None:
+def test_parcels_and_states_are_authenticated_by_different_proofs(crews: list[Crew]) -> None:
     crew = Crew(2)
     crews.append(crew)
     parcel = crew.parcels[0].make_ticket(1)

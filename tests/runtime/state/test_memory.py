@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("numel", [0, 1, 1000, (3 << 20) + 1])
-def test_buffers_are_zero_and_can_be_written(dtype: torch.dtype, numel: int) -> None:
+def test_large_buffers_are_zero_and_writable(dtype: torch.dtype, numel: int) -> None:
     first, second = large_zeros(numel, dtype=dtype, device=CPU), large_zeros(numel, dtype=dtype, device=CPU)
     assert (first.shape, first.dtype) == ((numel,), dtype)
     first.fill_(1)
@@ -23,7 +23,7 @@ def test_buffers_are_zero_and_can_be_written(dtype: torch.dtype, numel: int) -> 
 
 
 @pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").is_dir(), reason="this kernel has no huge pages")
-def test_large_buffers_ask_for_huge_pages() -> None:
+def test_large_buffers_use_huge_pages() -> None:
     buffer = large_zeros(4 * HUGE_PAGE, dtype=torch.uint8, device=CPU)
     assert buffer.data_ptr() % HUGE_PAGE == 0
     assert "hg" in _flags_of(buffer.data_ptr())

@@ -41,7 +41,7 @@ def copy(source: TrainingState, target: TrainingState) -> None:
 
 
 @pytest.mark.parametrize("names", [(), ("a", "b"), ("groups", "state")])
-def test_the_state_of_all_goes_over_in_every_bit(names: Sequence[str]) -> None:
+def test_the_state_of_all_optimizers_is_copied_exactly(names: Sequence[str]) -> None:
     source, target = make(names, steps=3), make(names)
     for optimizer in source.optimizers:
         optimizer.param_groups[0]["lr"] *= 0.5
@@ -52,7 +52,7 @@ def test_the_state_of_all_goes_over_in_every_bit(names: Sequence[str]) -> None:
 
 
 @pytest.mark.parametrize("names", [(), ("a", "b"), ("state", "optimizers")])
-def test_what_is_kept_for_a_parameter_is_known_by_its_place(names: Sequence[str]) -> None:
+def test_optimizer_tensors_are_matched_to_their_parameters(names: Sequence[str]) -> None:
     state = make(names, steps=1)
     view = state.capture()
     found = [(id(parameter), place) for parameter, place in state.optimizers.match_parameters(view.manifest.optimizer)]
@@ -70,7 +70,7 @@ def test_what_is_kept_for_a_parameter_is_known_by_its_place(names: Sequence[str]
 
 @pytest.mark.parametrize("state", [{}, torch.ones(1), [torch.ones(1)], {"state": torch.ones(1)}, {"a": {"b": {}}}])
 @pytest.mark.parametrize("names", [(), ("a", "b")])
-def test_a_state_that_is_no_optimizers_has_nothing_for_a_parameter(names: Sequence[str], state: Any) -> None:
+def test_a_state_that_is_not_an_optimizer_state_matches_no_parameter(names: Sequence[str], state: Any) -> None:
     assert list(make(names).optimizers.match_parameters(tree.pack(state, lambda tensor: 0, "state"))) == []
 
 
@@ -87,7 +87,7 @@ def test_the_state_of_other_optimizers_is_refused(theirs: Sequence[str], mine: S
         make(mine).prepare(make(theirs, steps=1).capture().manifest)
 
 
-def test_the_order_of_their_names_does_not_count() -> None:
+def test_the_order_of_optimizer_names_does_not_matter() -> None:
     source = make(("a", "b"), steps=1)
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 1))
     target = TrainingState(model, {"b": SGD(model[1].parameters()), "a": AdamW(model[0].parameters())})
@@ -119,7 +119,7 @@ class Wrapped(SGD):
         (lambda ps: Wrapped(ps), r"Wrapped with its own state_dict\(\): only plain"),
     ],
 )
-def test_what_cannot_be_protected_is_refused_in_one_line(given: Callable[[Any], Any], words: str) -> None:
+def test_invalid_optimizers_are_refused_in_one_line(given: Callable[[Any], Any], words: str) -> None:
     model = torch.nn.Linear(2, 2)
     with pytest.raises(BadInputError, match=words) as caught:
         TrainingState(model, given(list(model.parameters())))

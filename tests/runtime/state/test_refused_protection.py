@@ -40,7 +40,7 @@ def other() -> SGD:
         (lambda: LambdaLR(other(), lambda _: 1.0), r"extra\['x'\] is a LambdaLR of an optimizer that is not protected"),
     ],
 )
-def test_an_extra_that_would_never_do_what_it_is_for(thing: Callable[[], object], words: str) -> None:
+def test_an_extra_that_would_have_no_effect_is_refused(thing: Callable[[], object], words: str) -> None:
     with pytest.raises(BadInputError, match=words) as caught:
         protect(torch.nn.Linear(2, 2), extra={"x": thing()})
     assert "\n" not in str(caught.value)
@@ -87,7 +87,7 @@ def tensor_parallel() -> nn.Module:
     ],
 )
 @pytest.mark.filterwarnings("ignore")  # Some of these cause torch's own warnings.
-def test_a_model_that_others_have_taken_over(wrapped: Callable[[], nn.Module], words: str) -> None:
+def test_a_model_wrapped_by_another_framework_is_refused(wrapped: Callable[[], nn.Module], words: str) -> None:
     optimizer = SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
     with pytest.raises(BadInputError, match=words) as caught:
         protect(wrapped(), optimizer)
@@ -101,7 +101,7 @@ def shared(model: nn.Sequential, first: slice, second: slice) -> nn.Sequential:
     return model
 
 
-def test_parameters_that_lie_in_the_same_memory() -> None:
+def test_parameters_with_overlapping_memory_are_refused() -> None:
     with pytest.raises(BadInputError, match=r"parameters '0\.weight' and '1\.weight' share memory: give each its own"):
         protect(shared(made(), slice(8), slice(7, 15)))
     model = made()
@@ -122,7 +122,7 @@ def compiles() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("compiles")
-def test_a_function_is_no_model() -> None:
+def test_a_compiled_function_as_the_model_is_refused() -> None:
     model = made()
     compiled: Any = torch.compile(lambda x: model(x), backend="eager")
     with pytest.raises(BadInputError, match=r"the model is a function: give the torch\.nn\.Module .* in the loop"):
@@ -131,7 +131,7 @@ def test_a_function_is_no_model() -> None:
 
 @pytest.mark.usefixtures("compiles")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_compiled_model_has_the_state_of_a_plain_one(tmp_path: Path) -> None:
+def test_checkpoints_of_compiled_and_plain_models_are_interchangeable(tmp_path: Path) -> None:
     """With all of it compiled, one layer, or the loop's function: checkpoints are interchangeable."""
 
     def train(steps: int, directory: str, compiled: str = "") -> list[torch.Tensor]:
@@ -157,7 +157,7 @@ def test_a_compiled_model_has_the_state_of_a_plain_one(tmp_path: Path) -> None:
     assert all(here.equal(there) for here, there in zip(found, whole, strict=True))
 
 
-def test_experts_outside_of_the_model_are_refused() -> None:
+def test_experts_outside_the_model_are_refused() -> None:
     """They would not migrate with the model's experts, and fail at the first step after a placement."""
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), MoE(2, 4, experts=2))
     average = torch.optim.swa_utils.AveragedModel(model)

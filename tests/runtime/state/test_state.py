@@ -43,14 +43,14 @@ def same(a: Any, b: Any) -> bool:
 
 
 @given(values)
-def test_trees_cross_the_wire_unchanged(value: Any) -> None:
+def test_packed_trees_are_serialized_without_changes(value: Any) -> None:
     node = tree.pack(value, lambda tensor: pytest.fail("no tensor here"), "value")
     data = msgspec.msgpack.encode(node)
     assert same(tree.unpack(msgspec.msgpack.decode(data, type=tree.Node), []), value)
 
 
 @given(st.binary(max_size=200))
-def test_garbage_is_no_tree(data: bytes) -> None:
+def test_garbage_is_not_unpacked_as_a_tree(data: bytes) -> None:
     try:
         node = msgspec.msgpack.decode(data, type=tree.Node)
         tree.unpack(node, [])
@@ -58,7 +58,7 @@ def test_garbage_is_no_tree(data: bytes) -> None:
         return
 
 
-def test_what_cannot_be_described_is_named() -> None:
+def test_values_that_cannot_be_packed_are_named() -> None:
     with pytest.raises(BadInputError, match=r"extra\['a'\]\['deep'\]\[...\] is a function"):
         tree.pack({"deep": [lambda: 0]}, lambda tensor: 0, "extra['a']")
 
@@ -96,7 +96,7 @@ def copy(source: TrainingState, target: TrainingState) -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd", "bf16"])
-def test_a_fresh_replica_becomes_the_same_in_every_bit(optimizer: str) -> None:
+def test_a_new_replica_that_adopts_a_state_is_identical(optimizer: str) -> None:
     source, target = make(steps=3, optimizer=optimizer), make(steps=0, optimizer=optimizer)
     assert state_hash(source.capture()) != state_hash(target.capture())
     copy(source, target)
@@ -110,7 +110,7 @@ def test_a_fresh_replica_becomes_the_same_in_every_bit(optimizer: str) -> None:
     assert target.extra["schedule"].get_last_lr() == source.extra["schedule"].get_last_lr()
 
 
-def test_the_state_keeps_its_own_dtype_beside_low_precision_parameters() -> None:
+def test_optimizer_state_keeps_its_dtype_with_low_precision_parameters() -> None:
     """Optimizer.load_state_dict would cast float32 moments to the parameters' bfloat16."""
     source, target = make(optimizer="bf16", steps=1), make(optimizer="bf16")
     parameter = next(source.model.parameters())
@@ -134,7 +134,7 @@ def test_any_changed_bit_changes_the_hash() -> None:
     assert state_hash(state.capture()) != before
 
 
-def test_state_of_another_model_is_refused() -> None:
+def test_the_state_of_another_model_is_refused() -> None:
     manifest = make(width=4).capture().manifest
     with pytest.raises(StateMismatchError, match=r"0\.weight"):
         make(width=5).prepare(manifest)
@@ -142,7 +142,7 @@ def test_state_of_another_model_is_refused() -> None:
         make(scheduler=False).prepare(manifest)
 
 
-def test_state_of_another_optimizer_is_refused() -> None:
+def test_the_state_of_another_optimizer_is_refused() -> None:
     """SGD would adopt Adam's state and silently start without momentum."""
     with pytest.raises(StateMismatchError, match=r"another optimizer.s: its options include .*betas.*, but dampening"):
         copy(make(steps=1), make(optimizer="sgd"))
@@ -152,7 +152,7 @@ def test_state_of_another_optimizer_is_refused() -> None:
     assert older.optimizers.by_name[""].param_groups[0]["option_of_a_later_torch"] is True
 
 
-def test_a_manifest_that_lies_is_refused() -> None:
+def test_a_manifest_with_wrong_tensors_is_refused() -> None:
     state = make(steps=1)
     manifest = state.capture().manifest
     shorter = msgspec.structs.replace(manifest, tensors=manifest.tensors[:-1])

@@ -43,7 +43,7 @@ def change(model: Linear, optimizer: torch.optim.Adam) -> None:
     optimizer.state[model.bias]["step"] = torch.ones(())
 
 
-def test_each_attempt_begins_with_the_settings_that_the_first_one_began_with() -> None:
+def test_each_attempt_starts_with_the_settings_of_the_first_attempt() -> None:
     model, optimizer, state = made()
     rate, groups, group = optimizer.param_groups[0]["lr"], optimizer.param_groups, optimizer.param_groups[0]
     before = repr(options(optimizer))
@@ -58,7 +58,7 @@ def test_each_attempt_begins_with_the_settings_that_the_first_one_began_with() -
         change(model, optimizer)
 
 
-def test_what_an_applied_step_has_changed_stays() -> None:
+def test_settings_changed_by_an_applied_step_are_kept() -> None:
     model, optimizer, state = made()
     state.settings.start_attempt()
     change(model, optimizer)
@@ -69,7 +69,7 @@ def test_what_an_applied_step_has_changed_stays() -> None:
     assert repr(options(optimizer)) == changed
 
 
-def test_the_options_of_a_received_state_count() -> None:
+def test_optimizer_options_of_a_received_state_replace_local_ones() -> None:
     (model, optimizer, state), (_, other, source) = made(), made()
     other.param_groups[0]["lr"].fill_(0.7)
     state.settings.start_attempt()
@@ -85,7 +85,7 @@ def test_the_options_of_a_received_state_count() -> None:
     assert repr(options(optimizer)) == repr([{**options(other)[0], "params": [id(model.weight)]}])
 
 
-def test_a_captured_state_does_not_follow_a_rate_that_is_changed_in_place() -> None:
+def test_a_captured_state_does_not_change_with_an_in_place_learning_rate() -> None:
     """It may be sent or saved while the loop changes the rate for the next step."""
     _, optimizer, state = made()
     view = state.capture()
@@ -94,7 +94,7 @@ def test_a_captured_state_does_not_follow_a_rate_that_is_changed_in_place() -> N
     assert float(rate) == float(torch.tensor(0.1))
 
 
-def test_an_option_that_is_changed_in_place_changes_the_fingerprint() -> None:
+def test_an_option_changed_in_place_changes_the_fingerprint() -> None:
     """Otherwise a joining worker would seem to have different settings."""
     _, optimizer, state = made()
     optimizer.param_groups[0]["lr"] = 0.1
@@ -104,7 +104,7 @@ def test_an_option_that_is_changed_in_place_changes_the_fingerprint() -> None:
     assert fingerprinting.make(2, with_state=False).settings != before
 
 
-def test_a_thousand_parameters_cost_less_than_a_millisecond() -> None:
+def test_step_settings_of_1000_parameters_take_less_than_a_millisecond() -> None:
     model = torch.nn.Sequential(*(Linear(1, 1) for _ in range(500)))
     state = TrainingState(model, torch.optim.AdamW(model.parameters()))
     seconds: list[float] = []

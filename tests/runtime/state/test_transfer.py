@@ -164,7 +164,7 @@ OTHERS = ("n2/0/c", "n3/0/d", "n4/0/e")
 
 
 @pytest.mark.parametrize("others", [1, 2, 3])
-def test_several_send_a_part_each_and_the_whole_state_arrives(sides: Callable[..., Side], others: int) -> None:
+def test_a_state_sent_in_parts_by_several_senders_is_received(sides: Callable[..., Side], others: int) -> None:
     side, source = sides(chunk_bytes=4096, senders=(SENDER, *OTHERS[:others])), make(3)
     sent = [push(side.plan(), source, sender, chunk_bytes=4096) for sender in reversed(side.senders)]
     assert [outcome.get(timeout=DEADLINE_S) for _, outcome in sent] == [""] * len(sent)
@@ -175,7 +175,7 @@ def test_several_send_a_part_each_and_the_whole_state_arrives(sides: Callable[..
     assert all(map(torch.equal, side.state.capture().tensors, source.capture().tensors))
 
 
-def test_as_long_as_one_has_not_sent_its_part_nothing_is_here(sides: Callable[..., Side]) -> None:
+def test_a_transfer_is_incomplete_until_every_sender_has_sent_its_part(sides: Callable[..., Side]) -> None:
     side, source = sides(chunk_bytes=4096, senders=(SENDER, OTHERS[0])), make(3)
     pushed, outcome = push(side.plan(), source, chunk_bytes=4096)
     assert outcome.get(timeout=DEADLINE_S) == ""
@@ -187,7 +187,7 @@ def test_as_long_as_one_has_not_sent_its_part_nothing_is_here(sides: Callable[..
 
 
 @pytest.mark.parametrize(("step", "width"), [(8, 300), (7, 301)])
-def test_who_claims_another_step_or_other_tensors_than_another_sender_is_refused(
+def test_senders_with_inconsistent_steps_or_tensors_are_refused(
     sides: Callable[..., Side], step: int, width: int
 ) -> None:
     side = sides(chunk_bytes=4096, senders=(SENDER, OTHERS[0]))
@@ -200,7 +200,7 @@ def test_who_claims_another_step_or_other_tensors_than_another_sender_is_refused
         side.receipts[0].result()
 
 
-def test_a_sender_cannot_send_the_streams_of_another(sides: Callable[..., Side]) -> None:
+def test_a_sender_cannot_send_the_streams_of_another_sender(sides: Callable[..., Side]) -> None:
     side = sides(senders=(SENDER, OTHERS[0]))
     swapped = msgspec.structs.replace(side.plan(), sources={RECEIVER: LiveSource(members=(OTHERS[0], SENDER))})
     _, outcome = push(swapped, make(3), connect_attempts=1)
@@ -209,7 +209,7 @@ def test_a_sender_cannot_send_the_streams_of_another(sides: Callable[..., Side])
 
 
 @pytest.mark.parametrize("chunk", [wire.CHUNK_BYTES, 4096])
-def test_the_whole_state_arrives(sides: Callable[..., Side], chunk: int) -> None:
+def test_a_state_is_received_completely_from_one_sender(sides: Callable[..., Side], chunk: int) -> None:
     side, source = sides(chunk_bytes=chunk), make(3)
     pushed, outcome = push(side.plan(), source, chunk_bytes=chunk)
     assert outcome.get(timeout=DEADLINE_S) == ""
@@ -222,7 +222,7 @@ def test_the_whole_state_arrives(sides: Callable[..., Side], chunk: int) -> None
     assert side.receipts[0].nbytes == source.capture().nbytes
 
 
-def test_what_has_come_across_is_kept_by_neither_side(sides: Callable[..., Side]) -> None:
+def test_neither_side_keeps_transferred_tensors_after_adoption(sides: Callable[..., Side]) -> None:
     side, source = sides(aside=True), make(3)
     pushed, outcome = push(side.plan(), source)
     sent = [weakref.ref(tensor) for tensor in pushed._tensors]  # pyright: ignore[reportPrivateUsage]
@@ -238,9 +238,7 @@ def test_what_has_come_across_is_kept_by_neither_side(sides: Callable[..., Side]
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_nothing_is_kept_of_what_comes_for_a_generation_that_is_left(
-    sides: Callable[..., Side], *, whole: bool
-) -> None:
+def test_tensors_received_for_an_abandoned_generation_are_freed(sides: Callable[..., Side], *, whole: bool) -> None:
     """If its group lacks the newer state, a local rank continues with the old one, and has no room for both."""
     midway, go_on = threading.Event(), threading.Event()
 
@@ -267,7 +265,7 @@ def test_nothing_is_kept_of_what_comes_for_a_generation_that_is_left(
         receipt.result()
 
 
-def test_nothing_is_made_room_for_once_it_is_broken_off(sides: Callable[..., Side]) -> None:
+def test_an_aborted_transfer_allocates_no_tensors(sides: Callable[..., Side]) -> None:
     side, preparing, go_on = sides(aside=True), threading.Event(), threading.Event()
     prepare = side.state.prepare
 
@@ -288,7 +286,7 @@ def test_nothing_is_made_room_for_once_it_is_broken_off(sides: Callable[..., Sid
     assert not receipt.tensors
 
 
-def test_a_state_that_comes_aside_changes_nothing_before_it_is_adopted(sides: Callable[..., Side]) -> None:
+def test_a_separately_received_state_changes_nothing_before_adoption(sides: Callable[..., Side]) -> None:
     side, source = sides(aside=True), make(3)
     side.state = make(2)
     own = state_hash(side.state.capture())
@@ -301,14 +299,14 @@ def test_a_state_that_comes_aside_changes_nothing_before_it_is_adopted(sides: Ca
 
 
 @given(st.integers(0, 10_000), st.integers(1, 3000))
-def test_the_streams_carry_every_byte_once(nbytes: int, chunk: int) -> None:
+def test_the_streams_together_carry_every_byte_once(nbytes: int, chunk: int) -> None:
     parts = sorted(part for stream in range(wire.STREAMS) for part in stream_chunks(nbytes, stream, chunk))
     assert [start for start, _ in parts] == list(range(0, nbytes, chunk))
     assert sum(length for _, length in parts) == nbytes
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.data())
-def test_pieces_are_the_bytes_of_a_range(sizes: list[int], data: st.DataObject) -> None:
+def test_pieces_of_a_flat_state_are_the_bytes_of_the_range(sizes: list[int], data: st.DataObject) -> None:
     tensors = [torch.randint(0, 255, (size,), dtype=torch.uint8) for size in sizes]
     flat = FlatState(tensors)
     whole = b"".join(bytes(tensor.tolist()) for tensor in tensors)
@@ -318,7 +316,7 @@ def test_pieces_are_the_bytes_of_a_range(sizes: list[int], data: st.DataObject) 
     assert b"".join(flat.pieces(start, length)) == whole[start : start + length]
 
 
-def test_a_wrong_secret_changes_nothing_on_either_side(sides: Callable[..., Side]) -> None:
+def test_a_sender_with_a_wrong_secret_is_refused(sides: Callable[..., Side]) -> None:
     side = sides()
     before = state_hash(side.state.capture())
     _, outcome = push(side.plan(secret=b"x" * 32), make(3))
@@ -327,7 +325,7 @@ def test_a_wrong_secret_changes_nothing_on_either_side(sides: Callable[..., Side
     assert state_hash(side.state.capture()) == before
 
 
-def test_a_stale_generation_and_a_late_offer_are_refused(sides: Callable[..., Side]) -> None:
+def test_stale_generations_and_late_offers_are_refused(sides: Callable[..., Side]) -> None:
     side = sides()
     _, outcome = push(side.plan(generation=3), make(1), connect_attempts=2)
     assert outcome.get(timeout=DEADLINE_S) != ""
@@ -368,7 +366,7 @@ def test_a_state_of_another_model_is_refused(sides: Callable[..., Side]) -> None
 
 
 @pytest.mark.parametrize("who", ["sender", "receiver"])
-def test_both_leave_at_once_when_one_is_halted(sides: Callable[..., Side], who: str) -> None:
+def test_both_sides_end_immediately_if_one_side_aborts(sides: Callable[..., Side], who: str) -> None:
     reached, release = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -393,7 +391,7 @@ def test_both_leave_at_once_when_one_is_halted(sides: Callable[..., Side], who: 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(garbage=st.binary(min_size=1, max_size=300), framed=st.booleans())
-def test_garbage_never_reaches_the_parser(sides: Callable[..., Side], garbage: bytes, framed: bool) -> None:
+def test_unauthenticated_garbage_is_never_parsed(sides: Callable[..., Side], garbage: bytes, framed: bool) -> None:
     side = sides()
     try:
         with socket.create_connection(("127.0.0.1", side.port), timeout=DEADLINE_S) as connection:
@@ -429,7 +427,7 @@ HALF = wire.PREAMBLE.pack(wire.STATE, 4, 0, 0, b"n" * 32)
 
 
 @pytest.mark.parametrize("words", [b"", b"holdf", HALF, HALF + b"x" * 40], ids=["silent", "slow", "unproven", "half"])
-def test_a_full_house_of_strangers_keeps_no_sender_out(
+def test_unauthenticated_connections_do_not_block_a_sender(
     sides: Callable[..., Side], strangers: Come, words: bytes
 ) -> None:
     side, source = sides(), make(3)
@@ -440,7 +438,7 @@ def test_a_full_house_of_strangers_keeps_no_sender_out(
     assert side.ended.wait(DEADLINE_S)
 
 
-def test_the_oldest_stranger_goes_first_and_none_stays_for_long(
+def test_unauthenticated_connections_are_dropped_oldest_first_or_on_timeout(
     sides: Callable[..., Side], strangers: Come, caplog: pytest.LogCaptureFixture
 ) -> None:
     side = sides()
@@ -458,7 +456,7 @@ def test_the_oldest_stranger_goes_first_and_none_stays_for_long(
 UNPLANNED = wire.PREAMBLE.pack(wire.STATE, 9, 0, 0, b"n" * 32)
 
 
-def test_a_sender_waits_for_its_plan_and_strangers_do_not_take_its_place(
+def test_a_sender_waiting_for_its_plan_is_not_displaced_by_strangers(
     sides: Callable[..., Side], strangers: Come
 ) -> None:
     side, source = sides(), make(3)
@@ -473,9 +471,7 @@ def test_a_sender_waits_for_its_plan_and_strangers_do_not_take_its_place(
     assert side.ended.wait(DEADLINE_S)
 
 
-def test_a_sender_asks_again_while_strangers_have_every_place_to_wait_in(
-    sides: Callable[..., Side], strangers: Come
-) -> None:
+def test_a_sender_retries_while_strangers_occupy_all_waiting_slots(sides: Callable[..., Side], strangers: Come) -> None:
     side, source = sides(), make(3)
     side.decided.clear()
     strangers(side, inbox.MAX_WAITING, UNPLANNED)

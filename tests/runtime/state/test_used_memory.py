@@ -10,7 +10,7 @@ from holdfast.runtime.state.state import TrainingState
 CPU = torch.device("cpu")
 
 
-def test_each_is_given_once_and_only_to_its_kind() -> None:
+def test_reusable_memory_is_given_out_once_for_matching_tensors() -> None:
     first, second = torch.zeros(3, 2), torch.zeros(3, 2)
     used = ReusableMemory([first, second])
     assert used.pop_tensor((2, 3), torch.float32, CPU) is None
@@ -20,7 +20,7 @@ def test_each_is_given_once_and_only_to_its_kind() -> None:
     assert used.pop_tensor((3, 2), torch.float32, CPU) is None
 
 
-def test_what_shares_its_memory_is_left_alone() -> None:
+def test_shared_memory_is_not_reused() -> None:
     weight, whole, twice = torch.zeros(4), torch.zeros(8), torch.zeros(4)
     used = ReusableMemory([weight.detach(), whole[:4], twice, twice.view(4)], without=[weight])
     assert used.pop_tensor((4,), torch.float32, CPU) is None
@@ -41,7 +41,7 @@ def moments(optimizer: torch.optim.Optimizer) -> set[int]:
     return {kept[name].data_ptr() for kept in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")}
 
 
-def test_a_state_comes_into_the_memory_of_the_one_before_unless_that_is_kept() -> None:
+def test_a_received_state_reuses_the_old_memory_unless_kept_separate() -> None:
     sender, (model, optimizer) = TrainingState(*made(3)), made(1)
     receiver, before = TrainingState(model, optimizer), moments(optimizer)
     view = sender.capture()
@@ -58,7 +58,7 @@ def test_a_state_comes_into_the_memory_of_the_one_before_unless_that_is_kept() -
     assert moments(optimizer) == before
 
 
-def test_what_an_optimizer_has_let_go_of_serves_once() -> None:
+def test_memory_released_by_an_optimizer_is_reused_once() -> None:
     sender, (model, optimizer) = TrainingState(*made(3)), made(1)
     receiver, before = TrainingState(model, optimizer), moments(optimizer)
     receiver.recycle_memory(tensor for kept in optimizer.state.values() for tensor in kept.values())
