@@ -48,7 +48,7 @@ def kept(directory: Path) -> dict[int, str]:
 
 
 @pytest.mark.parametrize(("mode", "best_two"), [("min", [2, 5]), ("max", [1, 4])])
-def test_the_best_stay_and_others_go(tmp_path: Path, mode: Any, best_two: list[int]) -> None:
+def test_the_best_states_are_kept_and_others_are_removed(tmp_path: Path, mode: Any, best_two: list[int]) -> None:
     best = BestStates(LocalStorage(tmp_path))
     for step, value in enumerate((9.0, 1.0, 5.0, 8.0, 2.0), start=1):
         path = written(tmp_path, step)
@@ -59,7 +59,7 @@ def test_the_best_stay_and_others_go(tmp_path: Path, mode: Any, best_two: list[i
         assert checkpoint_dir.verify(LocalStorage(tmp_path), f"best-eval-{step:08d}") == step
 
 
-def test_a_state_is_kept_once_its_checkpoint_is_there(tmp_path: Path) -> None:
+def test_a_best_state_is_kept_once_its_checkpoint_is_complete(tmp_path: Path) -> None:
     best = BestStates(LocalStorage(tmp_path))
     rated(best, 3, 1.0)
     assert kept(tmp_path) == {}
@@ -71,7 +71,7 @@ def test_a_state_is_kept_once_its_checkpoint_is_there(tmp_path: Path) -> None:
     )
 
 
-def test_a_state_whose_checkpoint_was_overtaken_is_told_of_once(
+def test_a_best_state_with_an_overtaken_checkpoint_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     best = BestStates(LocalStorage(tmp_path))
@@ -88,14 +88,14 @@ def test_a_state_whose_checkpoint_was_overtaken_is_told_of_once(
     assert kept(tmp_path) == {}
 
 
-def test_another_job_goes_on_with_what_is_there(tmp_path: Path) -> None:
+def test_a_new_job_continues_with_the_existing_best_states(tmp_path: Path) -> None:
     for step, value in ((1, 3.0), (2, 2.0), (3, 1.0)):
         written(tmp_path, step)
         rated(BestStates(LocalStorage(tmp_path)), step, value)
     assert sorted(kept(tmp_path)) == [2, 3]
 
 
-def test_a_step_that_is_done_again_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
+def test_a_repeated_step_replaces_its_previous_best_state(tmp_path: Path) -> None:
     best = BestStates(LocalStorage(tmp_path))
     written(tmp_path, 1)
     rated(best, 1, 1.0)
@@ -104,7 +104,7 @@ def test_a_step_that_is_done_again_takes_the_place_of_the_one_before(tmp_path: P
     assert sorted(kept(tmp_path)) == [1]
 
 
-def test_what_is_not_ours_is_left_alone(tmp_path: Path) -> None:
+def test_unrelated_files_are_not_touched(tmp_path: Path) -> None:
     (tmp_path / "best-eval-mine.json").write_text("{")
     best = BestStates(LocalStorage(tmp_path))
     for step, value in ((2, 5.0), (3, 7.0)):
@@ -115,7 +115,7 @@ def test_what_is_not_ours_is_left_alone(tmp_path: Path) -> None:
     assert sorted(kept(tmp_path)) == [2]
 
 
-def test_states_that_another_monitor_has_chosen_are_not_compared(tmp_path: Path) -> None:
+def test_best_states_of_another_monitor_are_not_compared(tmp_path: Path) -> None:
     best = BestStates(LocalStorage(tmp_path))
     for step, value in ((1, 0.5), (2, 0.4)):
         written(tmp_path, step)
@@ -131,7 +131,7 @@ def test_states_that_another_monitor_has_chosen_are_not_compared(tmp_path: Path)
     [b"", b'{"evaluation": "\xff"}', b'{"x": ' + b"[" * 60_000 + b"]" * 60_000 + b"}"],
     ids=["empty", "bad UTF-8", "nested"],
 )
-def test_a_file_that_cannot_be_decoded_is_left_alone(tmp_path: Path, content: bytes) -> None:
+def test_a_record_that_cannot_be_decoded_is_not_touched(tmp_path: Path, content: bytes) -> None:
     bad = tmp_path / "best-eval-00000009.json"
     bad.write_bytes(content)
     written(tmp_path, 1)

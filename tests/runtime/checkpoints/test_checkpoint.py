@@ -106,14 +106,14 @@ def accepted(written: CheckpointWritten) -> AcceptCheckpoint:
     )
 
 
-def test_state_comes_back_in_every_bit(tmp_path: Path) -> None:
+def test_a_loaded_checkpoint_restores_the_state_exactly(tmp_path: Path) -> None:
     source, target = make(3), make(0)
     name = save(tmp_path, source, 3)
     assert load_checkpoint(LocalStorage(tmp_path), name, target) == 3
     assert state_hash(target.capture()) == state_hash(source.capture())
 
 
-def test_a_checkpoint_counts_even_if_the_best_states_cannot_be_kept(
+def test_a_checkpoint_is_completed_although_keeping_best_states_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise the training thread, which waits for the checkpoint at the end, would wait forever."""
@@ -137,7 +137,7 @@ class HeldStorage(LocalStorage):
         super().write(path, chunks)
 
 
-def test_what_is_saved_is_the_state_at_the_call(tmp_path: Path) -> None:
+def test_a_save_contains_the_state_at_the_time_of_the_call(tmp_path: Path) -> None:
     """The files are written later, while training changes the tensors in place; no such change may be saved."""
     source, target, coordinator = make(3), make(0), RecordingCoordinator()
     before, storage = state_hash(source.capture()), HeldStorage(tmp_path)
@@ -153,7 +153,7 @@ def test_what_is_saved_is_the_state_at_the_call(tmp_path: Path) -> None:
     assert state_hash(target.capture()) == before
 
 
-def test_a_checkpoint_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+def test_a_checkpoint_named_by_an_earlier_version_is_loaded(tmp_path: Path) -> None:
     source, target = make(3), make(0)
     (tmp_path / save(tmp_path, source, 3)).rename(tmp_path / "step-00000003")
     assert load_checkpoint(LocalStorage(tmp_path), "step-00000003", target) == 3
@@ -161,7 +161,7 @@ def test_a_checkpoint_of_an_earlier_version_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wakes_first", [True, False])
-def test_an_expelled_writer_that_wakes_up_harms_nobody(tmp_path: Path, *, wakes_first: bool) -> None:
+def test_an_expelled_writer_does_not_affect_the_current_checkpoint(tmp_path: Path, *, wakes_first: bool) -> None:
     """The order to accept a checkpoint of the abandoned lineage was already in its socket."""
     coordinator, decided, target = RecordingCoordinator(), make(3), make(0)
     old = saver_of(LocalStorage(tmp_path), coordinator)
@@ -179,7 +179,7 @@ def test_an_expelled_writer_that_wakes_up_harms_nobody(tmp_path: Path, *, wakes_
     assert checkpoint_dir.find_checkpoints(LocalStorage(tmp_path))[-1].folder == name
 
 
-def test_four_workers_write_a_checkpoint_that_any_other_reads(tmp_path: Path) -> None:
+def test_a_checkpoint_written_by_four_workers_is_loaded_by_one(tmp_path: Path) -> None:
     state, target, coordinator = make(3), make(0), RecordingCoordinator()
     savers = [saver_of(LocalStorage(tmp_path), coordinator) for _ in range(4)]
     for rank, saver in enumerate(savers):
@@ -198,7 +198,7 @@ def test_four_workers_write_a_checkpoint_that_any_other_reads(tmp_path: Path) ->
     assert state_hash(target.capture()) == state_hash(state.capture())
 
 
-def test_only_what_the_coordinator_names_is_removed(tmp_path: Path) -> None:
+def test_only_checkpoints_named_by_the_coordinator_are_removed(tmp_path: Path) -> None:
     names = [save(tmp_path, make(step), step) for step in (1, 2, 3)]
     saver = saver_of(LocalStorage(tmp_path), RecordingCoordinator())
     saver.on_order(PruneCheckpoints(term=1, names=(names[0],), remove=False))
@@ -207,7 +207,7 @@ def test_only_what_the_coordinator_names_is_removed(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [names[0], names[2]]
 
 
-def test_what_was_accepted_twice_is_told_twice(tmp_path: Path) -> None:
+def test_a_checkpoint_accepted_twice_is_reported_twice(tmp_path: Path) -> None:
     """A new coordinator does not know which messages its predecessor received."""
     coordinator = RecordingCoordinator()
     saver = saver_of(LocalStorage(tmp_path), coordinator)
@@ -219,7 +219,7 @@ def test_what_was_accepted_twice_is_told_twice(tmp_path: Path) -> None:
     saver.close()
 
 
-def test_what_was_written_before_a_roll_back_is_waited_for_no_longer(tmp_path: Path) -> None:
+def test_a_checkpoint_written_before_a_rollback_is_no_longer_awaited(tmp_path: Path) -> None:
     coordinator = RecordingCoordinator()
     saver = saver_of(LocalStorage(tmp_path), coordinator)
     assert saver.save_if_due(make(1), 1, ORIGIN)
@@ -231,7 +231,7 @@ def test_what_was_written_before_a_roll_back_is_waited_for_no_longer(tmp_path: P
     saver.close()
 
 
-def test_what_is_pruned_is_waited_for_no_longer(tmp_path: Path) -> None:
+def test_a_pruned_checkpoint_is_no_longer_awaited(tmp_path: Path) -> None:
     coordinator = RecordingCoordinator()
     saver = saver_of(LocalStorage(tmp_path), coordinator)
     assert saver.save_if_due(make(1), 1, ORIGIN)
@@ -244,7 +244,7 @@ def test_what_is_pruned_is_waited_for_no_longer(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_others_have_found_damaged_is_written_again(tmp_path: Path) -> None:
+def test_a_checkpoint_found_damaged_by_others_is_written_again(tmp_path: Path) -> None:
     """This worker loaded it without errors and the others got its step from here, so no other copy exists."""
     name = save(tmp_path, make(1), 1)
     saver = saver_of(LocalStorage(tmp_path), RecordingCoordinator())
@@ -259,7 +259,7 @@ def test_what_others_have_found_damaged_is_written_again(tmp_path: Path) -> None
     assert (tmp_path / name).is_dir(), "the damaged checkpoint must stay for a person to inspect"
 
 
-def test_a_store_that_hangs_is_told_and_holds_up_nobody(tmp_path: Path) -> None:
+def test_a_hanging_store_is_reported_and_does_not_block_training(tmp_path: Path) -> None:
     coordinator, storage = RecordingCoordinator(), HeldStorage(tmp_path)
     store = CheckpointStore(storage, coordinator.messages.put, worker="n/0/a", stalled_s=0.05)
     saver = CheckpointSaver(storage=storage, worker="n/0/a", every=1, sink=store, send=coordinator.messages.put)
@@ -272,7 +272,7 @@ def test_a_store_that_hangs_is_told_and_holds_up_nobody(tmp_path: Path) -> None:
     storage.release.set()
 
 
-def test_what_waits_behind_one_that_hangs_is_told_as_well(tmp_path: Path) -> None:
+def test_a_save_queued_behind_a_hanging_one_is_also_reported(tmp_path: Path) -> None:
     coordinator, storage = RecordingCoordinator(), HeldStorage(tmp_path)
     store = CheckpointStore(storage, coordinator.messages.put, worker="n/0/a", stalled_s=0.05)
     saver = CheckpointSaver(storage=storage, worker="n/0/a", every=1, sink=store, send=coordinator.messages.put)
@@ -291,7 +291,7 @@ def test_what_waits_behind_one_that_hangs_is_told_as_well(tmp_path: Path) -> Non
     )
 
 
-def test_a_removal_that_hangs_is_said_once_although_nobody_waits_for_it(tmp_path: Path) -> None:
+def test_a_hanging_removal_is_logged_once(tmp_path: Path) -> None:
     coordinator, removes, go, lines = (
         RecordingCoordinator(),
         threading.Event(),
@@ -347,7 +347,7 @@ class SlowStorage(LocalStorage):
             return Slow(file.read())
 
 
-def test_a_checkpoint_that_takes_long_to_be_read_again_is_kept(tmp_path: Path) -> None:
+def test_a_checkpoint_that_is_slow_to_verify_is_kept(tmp_path: Path) -> None:
     coordinator, storage = RecordingCoordinator(), SlowStorage(tmp_path)
     store = CheckpointStore(storage, coordinator.messages.put, worker="n/0/a", stalled_s=1.0)
     name = ORIGIN.checkpoint_name(1)
@@ -360,7 +360,7 @@ def test_a_checkpoint_that_takes_long_to_be_read_again_is_kept(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("overtaken", [True, False])
-def test_no_error_is_logged_when_an_overtaken_checkpoint_cannot_be_kept(
+def test_no_error_is_logged_if_an_overtaken_checkpoint_cannot_be_kept(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, overtaken: bool
 ) -> None:
     coordinator, storage = RecordingCoordinator(), LocalStorage(tmp_path)
@@ -376,7 +376,7 @@ def test_no_error_is_logged_when_an_overtaken_checkpoint_cannot_be_kept(
     assert bool(caplog.messages) is not overtaken
 
 
-def test_no_room_for_a_copy_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_save_without_memory_for_its_copy_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     coordinator = RecordingCoordinator()
     saver = saver_of(LocalStorage(tmp_path), coordinator)
 
@@ -391,7 +391,7 @@ def test_no_room_for_a_copy_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     saver.close()
 
 
-def test_a_checkpoint_that_is_cut_short_touches_nothing(tmp_path: Path) -> None:
+def test_a_truncated_checkpoint_does_not_change_the_state(tmp_path: Path) -> None:
     name = save(tmp_path, make(3), 3)
     largest = max((tmp_path / name).iterdir(), key=lambda path: path.stat().st_size)
     largest.write_bytes(largest.read_bytes()[:-1])
@@ -402,7 +402,7 @@ def test_a_checkpoint_that_is_cut_short_touches_nothing(tmp_path: Path) -> None:
     assert state_hash(target.capture()) == before
 
 
-def test_a_checkpoint_with_values_that_are_no_numbers_is_damaged(tmp_path: Path) -> None:
+def test_a_checkpoint_with_nan_values_is_reported_as_damaged(tmp_path: Path) -> None:
     """A snapshot with such values is rejected in the same way; the job returns to an older one."""
     state = make(3)
     with torch.no_grad():
@@ -414,13 +414,13 @@ def test_a_checkpoint_with_values_that_are_no_numbers_is_damaged(tmp_path: Path)
     saver.close()
 
 
-def test_a_checkpoint_of_another_model_is_bad_input(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     name = save(tmp_path, make(3), 3)
     with pytest.raises(BadInputError, match="not of this model"):
         load_checkpoint(LocalStorage(tmp_path), name, make(0, width=9))
 
 
-def test_one_at_a_time_and_only_when_due(tmp_path: Path) -> None:
+def test_one_checkpoint_is_saved_at_a_time_and_only_if_due(tmp_path: Path) -> None:
     coordinator, storage = RecordingCoordinator(), HeldStorage(tmp_path)
     saver = saver_of(storage, coordinator, every=2)
     state = make(1)
@@ -439,7 +439,7 @@ def test_one_at_a_time_and_only_when_due(tmp_path: Path) -> None:
     saver.close()
 
 
-def test_a_failed_save_is_logged_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_save_is_logged_and_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     directory = tmp_path / "checkpoints"
     coordinator = RecordingCoordinator()
     saver = saver_of(LocalStorage(directory), coordinator)
@@ -481,7 +481,7 @@ class FullStorage(LocalStorage):
 
 
 @pytest.mark.parametrize("room", [0, 1, "injected", "manifest"])
-def test_a_full_disk_ends_no_training_and_nothing_half_written_counts(
+def test_a_full_disk_leaves_no_partial_checkpoint_and_training_continues(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, room: int | str
 ) -> None:
     coordinator, faults, storage = RecordingCoordinator(), Faults(lambda: None), FullStorage(tmp_path)
@@ -506,7 +506,7 @@ def test_a_full_disk_ends_no_training_and_nothing_half_written_counts(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_wrong_numbers_and_directories_are_named(tmp_path: Path) -> None:
+def test_invalid_intervals_and_directories_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match="checkpoint_every is 0"):
         saver_of(LocalStorage(tmp_path), RecordingCoordinator(), every=0)
     (tmp_path / "file").write_text("")

@@ -73,11 +73,11 @@ def assert_whole(found: dict[str, torch.Tensor]) -> None:
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 7, 200])
-def test_any_number_of_writers_makes_the_same_state(tmp_path: Path, parts: int) -> None:
+def test_the_stored_state_is_the_same_for_any_number_of_writers(tmp_path: Path, parts: int) -> None:
     assert_whole(read(write(tmp_path, parts)))
 
 
-def test_the_parts_are_of_the_same_size_but_for_a_row(tmp_path: Path) -> None:
+def test_part_sizes_differ_by_at_most_two_rows(tmp_path: Path) -> None:
     state = view()
     row = max(t.numel() * t.element_size() // max(t.shape[0], 1) for t in state.tensors if t.dim())
     sizes = [copy_part(state, part, 4).data.numel() for part in range(4)]
@@ -86,7 +86,7 @@ def test_the_parts_are_of_the_same_size_but_for_a_row(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_torchs_own_reader_reads_the_parts_as_one_state(tmp_path: Path) -> None:
+def test_the_reader_of_torch_loads_the_parts_as_one_state(tmp_path: Path) -> None:
     checkpoint, state = write(tmp_path, 3), view()
     wanted = {
         name: torch.empty_like(tensor)
@@ -100,7 +100,7 @@ def test_torchs_own_reader_reads_the_parts_as_one_state(tmp_path: Path) -> None:
             torch.testing.assert_close(wanted[name], tensor, rtol=0, atol=0)
 
 
-def test_safetensors_reads_what_is_joined(tmp_path: Path) -> None:
+def test_safetensors_reads_the_joined_file(tmp_path: Path) -> None:
     torch_files = pytest.importorskip("safetensors.torch")
     checkpoint, state = write(tmp_path, 3), view()
     _, content = join_into_file(LocalStorage(tmp_path), checkpoint.name, lambda name: True)
@@ -111,7 +111,7 @@ def test_safetensors_reads_what_is_joined(tmp_path: Path) -> None:
     assert set(found) == set(stored_names(state.manifest))
 
 
-def test_names_that_are_there_twice_are_told_apart() -> None:
+def test_duplicate_tensor_names_are_made_unique() -> None:
     model = torch.nn.Module()
     model.register_module("optimizer:state", torch.nn.Linear(2, 2))
     state = TrainingState(model, torch.optim.SGD(model.parameters(), lr=0.1), {"a": Kept()}).capture()
@@ -150,7 +150,7 @@ def spoil(checkpoint: Path, change: str) -> None:
 
 
 @pytest.mark.parametrize("change", ["shape", "type", "offsets", "beyond", "negative", "rows", "name", "nothing"])
-def test_what_does_not_fit_is_damage(tmp_path: Path, change: str) -> None:
+def test_inconsistent_parts_are_reported_as_damage(tmp_path: Path, change: str) -> None:
     checkpoint = write(tmp_path, 3)
     spoil(checkpoint, change)
     with pytest.raises(DamagedCheckpointError):
@@ -158,7 +158,7 @@ def test_what_does_not_fit_is_damage(tmp_path: Path, change: str) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\0" * 8, b"\xff" * 64, b"\x02" + b"\0" * 7 + b"{}" + b"\0", b"\x80\x04."])
-def test_what_is_no_file_of_tensors_is_damage(tmp_path: Path, data: bytes) -> None:
+def test_a_part_that_is_not_a_tensor_file_is_reported_as_damage(tmp_path: Path, data: bytes) -> None:
     checkpoint = write(tmp_path, 3)
     (checkpoint / part_name(1, 3)).write_bytes(data)
     reseal(checkpoint)
@@ -166,7 +166,7 @@ def test_what_is_no_file_of_tensors_is_damage(tmp_path: Path, data: bytes) -> No
         read(checkpoint)
 
 
-def test_a_part_that_is_missing_is_damage(tmp_path: Path) -> None:
+def test_a_missing_part_is_reported_as_damage(tmp_path: Path) -> None:
     checkpoint = write(tmp_path, 3)
     (checkpoint / part_name(1, 3)).unlink()
     reseal(checkpoint)
