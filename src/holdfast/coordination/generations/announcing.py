@@ -96,7 +96,7 @@ class Newcomers:
         return now - self._last < (QUIET_S if complete == here else GATHER_S)
 
     def on_node_arrived(self, node: Node) -> None:
-        """Record that an unexpected node has connected, or attached a worker."""
+        """Record that an unexpected node has connected, or attached a worker, for `gathering`."""
         if not self._crowd:
             self._first = self._transaction.now
         self._crowd.add(node.name)

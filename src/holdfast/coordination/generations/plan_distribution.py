@@ -56,7 +56,7 @@ class PlanDistribution:
         """Send the full plan to a node that asked for it, unless a newer plan was sent since.
 
         Returns:
-            "", or why the node is refused: it has asked more than 3 times in one generation.
+            "", or why the node was refused, which it is told: it has asked more than 3 times in one generation.
         """
         generation = self._transaction.record.generation
         if generation != self._newest:

@@ -270,7 +270,12 @@ def placement_question(
     config: CoordinatorConfig,
     loads: FloatArray | None,
 ) -> PlacementQuestion | None:
-    """Return the placement problem for these workers, in rank order; None without experts."""
+    """Return the placement problem for these workers, in rank order; None without experts.
+
+    Args:
+        held: the experts that each worker holds; workers that hold none may be missing.
+        loads: tokens per step, layer and expert `(L, E)`, or None if unknown.
+    """
     shape = record.expert_shape
     if shape is None:
         return None
@@ -384,7 +389,7 @@ def copies_left(record: Record, names: Collection[str]) -> int:
 
 
 def hold_only_copy(record: Record, plan: GenerationPlan, leavers: Collection[str]) -> bool:
-    """Return whether only these members hold some part of the state, so that they cannot leave yet.
+    """Return whether only the members `leavers` hold some part of the state, so that they cannot leave yet.
 
     True if they are all members; otherwise only experts can be such a part.
     """
@@ -400,7 +405,7 @@ def hold_only_copy(record: Record, plan: GenerationPlan, leavers: Collection[str
 def find_lost(record: Record, verdict: Verdict | NothingLeft, reports: Mapping[str, Report]) -> list[tuple[int, int]]:
     """Return the (layer, expert) pairs without a copy among the holders of the decided state.
 
-    [] without experts, or if all members create or load their own.
+    [] without experts, if nothing is left, or if all members create or load their own.
     """
     shape = record.expert_shape
     if shape is None or isinstance(verdict, NothingLeft):

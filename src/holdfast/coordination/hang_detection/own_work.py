@@ -152,7 +152,8 @@ class SlowWork:
         """Return the workers that seem to hang and are not excused by slow work, with their current limits.
 
         A worker at work is left out within its limit, which grows with earlier kills and slow work. It is excused if
-        another worker is late at the same item; that is reported.
+        another worker is late at the same item; that is reported. Workers that do no work of their own, such as stopped
+        ones, are always returned.
         """
         items = [_work_item_of(stand) for stand in hung]
         at_work = [item for item in items if item is not None]

@@ -109,8 +109,9 @@ class Pace:
         return self._exceeds_at(STOPPED_FACTOR)
 
     def _exceeds_at(self, times: float) -> float:
-        """Return when the step exceeds this many usual steps, or the entry its limit; `UNKNOWN_S` if the usual time is
-        unknown.
+        """Return when the step exceeds this many usual steps, or the entry its limit, in Unix seconds.
+
+        If the usual time of a step is unknown, it is `UNKNOWN_S` after the step's beginning.
         """
         if self._entering:
             return self.since + self._enter_s
@@ -134,7 +135,10 @@ class _SlowestAnswer:
     before_s: float = 0.0
 
     def roll(self, now: float) -> None:
-        """Start a new window if the current one is over. Of older windows nothing is kept."""
+        """Start a new window if the current one is over.
+
+        The slowest answer of the window just before is kept as `before_s`, which is 0 if that window is too old.
+        """
         if now - self.started > WINDOW_S:
             self.before_s = self.now_s if now - self.started < 2 * WINDOW_S else 0.0
             self.started = now

@@ -215,7 +215,7 @@ class HangProbe:
 
     @property
     def _should_ask(self) -> bool:
-        """Whether a probe is due: a step, an entry or a report takes too long."""
+        """Whether a probe is due: a step, an entry or, during an interruption, a member's report takes too long."""
         now, stopping = self._transaction.now, self._stopping
         if stopping.stop is not None:
             return now - stopping.since > REPORT_S and bool(stopping.awaited(frozenset()))

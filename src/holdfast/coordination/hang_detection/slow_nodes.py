@@ -90,11 +90,11 @@ class SlowNodes:
         self._paces: dict[str, _NodePace] = {}
 
     def keep_nodes(self, nodes: Collection[str], known: Mapping[str, float] = MappingProxyType({})) -> None:
-        """Forget all other nodes.
+        """Forget the reports of all nodes that are not in `nodes`.
 
         Args:
-            known: nodes that are known to be slow, with their factors: they count as slow until reports prove
-                otherwise.
+            known: nodes that are known to be slow, with their factors. Nodes among them without reports count as slow
+                until reports prove otherwise.
         """
         self._paces = {name: pace for name, pace in self._paces.items() if name in nodes}
         for name in known:

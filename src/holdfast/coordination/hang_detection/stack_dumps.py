@@ -79,8 +79,9 @@ class StackDumps:
         transaction.broadcast((node.connection for node in asked), TakeStacks(number=self._number))
 
     def on_stacks(self, node: Node, answer: Stacks) -> None:
-        """Add a node's stacks to the dump that is being collected; emit it if all nodes have answered. Others are
-        ignored.
+        """Add a node's stacks to the dump that is being collected; emit the dump if all nodes have answered.
+
+        Stacks for another dump, or a second answer of the node, are ignored.
         """
         dump = self._dump
         if dump is None or answer.number != dump.number or node.name not in dump.open:

@@ -110,10 +110,10 @@ class StragglerPolicy:
             self._report(node, factor, "told", f"{why}; `holdfast move {node}` replaces it by a standby")
 
     def _reduce_share(self, node: str, factor: float) -> bool:
-        """Record a slow node's factor if it has changed by 10 %, so that it computes fewer micro-batches.
+        """Record a slow node's factor if it has changed by more than 10 %, so that it computes fewer micro-batches.
 
         Returns:
-            Whether fewer micro-batches make a step shorter; never with experts.
+            Whether fewer micro-batches make a step shorter; never with experts, with which nothing is recorded.
         """
         record = self._transaction.record
         if record.plan is None or record.expert_shape is not None:

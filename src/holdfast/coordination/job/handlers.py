@@ -436,7 +436,10 @@ class MessageHandlers:
             self._context.interruption.add_complaint(message)
 
     def _on_vote_refused(self, node: Node, message: msg.VoteRefused) -> None:
-        """Interrupt the generation in force because a member refused a step's result, and keep the reason."""
+        """Interrupt the generation in force because a member refused a step's result, and keep the reason.
+
+        Ignored if the message is of another generation.
+        """
         if message.generation == self._transaction.generation:
             self._context.interruption.start(self._transaction.now)
             self._context.interruption.refused = message.why

@@ -175,7 +175,7 @@ class NewcomerProbes:
     def _select_member(self, newcomer: Newcomer) -> Node | None:
         """Return the next member, in turn, that has a probe listener and has not failed with a newcomer.
 
-        If all have failed, one of them; None without members.
+        If all have failed, one of them; None if no connected member has a listener.
         """
         plan, nodes = self._transaction.record.plan, self._transaction.members.nodes
         names = dict.fromkeys(member.node for member in plan.members) if plan is not None else {}

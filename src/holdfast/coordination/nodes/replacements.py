@@ -260,7 +260,7 @@ class Replacements:
         """Promote standbys if too few nodes are left to restart the job, or too few slots for all experts.
 
         Without a checkpoint and other nodes, one with an intact initial state is preferred. Nothing before the first
-        generation.
+        generation, or if the job does not use standbys.
         """
         members, record = self._transaction.members, self._transaction.record
         if not record.generation or not self._config.spec.recovery.uses_standbys:

@@ -242,8 +242,8 @@ class StandbyNodes:
     def on_ended(self, node: Node, message: AgentMessage) -> bool:
         """Handle the end of a standby or of its worker, as reported by its agent.
 
-        A worker with bad input or a final error makes the standby unfit; after any other end its warm-up is tried again
-        later.
+        A standby that leaves is removed, and gets the order to end if it waits for an answer. A worker with bad input
+        or a final error makes the standby unfit; after any other end its warm-up is tried again later.
 
         Returns:
             False for any other message, for a node that is not a standby, and once the job has an outcome: nothing was

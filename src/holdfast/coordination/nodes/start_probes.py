@@ -154,7 +154,10 @@ class StartProbes:
         return self._accusers(one), len(self._failed[one]), self._place(one)
 
     def _refuse(self, one: int) -> tuple[Node, str]:
-        """Return a node and why it is refused, and forget its results."""
+        """Return the node of connection `one` and why it is refused; forget its results.
+
+        Until the next `judge`, it is not used to probe others.
+        """
         refused = self._node(one), self._why(one)
         self._forget(one)
         self._refused.add(one)
@@ -187,7 +190,7 @@ class StartProbes:
         return next(others, None)
 
     def _try_again(self) -> None:
-        """Repeat the failed probes of the unclear nodes."""
+        """Repeat the failed probes of the unclear nodes, and forget their results."""
         for one in self._unclear_nodes():
             for other in list(self._failed.get(one, ())):
                 self._drop_failure(one, other)
