@@ -27,7 +27,7 @@ class FakeGroup:
         self.destroyed.set()
 
 
-def test_remains_are_destroyed_once_ended_and_not_before():
+def test_abandoned_groups_are_destroyed_only_after_their_operations_end():
     reaper = GroupReaper()
     slow, quick = FakeGroup(), FakeGroup()
     reaper.add(slow)
@@ -47,7 +47,7 @@ def test_remains_are_destroyed_once_ended_and_not_before():
     assert not any(thread.name == "holdfast-reaper" for thread in threading.enumerate())
 
 
-def test_close_says_what_is_left_and_ends_the_thread():
+def test_close_reports_remaining_groups_and_ends_the_thread():
     reaper = GroupReaper()
     reaper.add(FakeGroup())
     assert not reaper.close(0.01)
@@ -59,7 +59,7 @@ def test_close_says_what_is_left_and_ends_the_thread():
     assert not any(thread.name == "holdfast-reaper" for thread in threading.enumerate())
 
 
-def test_what_lingers_is_destroyed_at_its_time_or_when_the_graveyard_closes():
+def test_a_lingering_group_is_destroyed_at_its_time_or_at_close():
     reaper = GroupReaper()
     brief, long = FakeGroup(), FakeGroup()
     brief.over.set()
@@ -72,13 +72,13 @@ def test_what_lingers_is_destroyed_at_its_time_or_when_the_graveyard_closes():
     assert long.destroyed.is_set()
 
 
-def test_an_unused_graveyard_has_no_thread():
+def test_an_unused_reaper_has_no_thread():
     reaper = GroupReaper()
     assert reaper.close(0.0)
     assert not any(thread.name == "holdfast-reaper" for thread in threading.enumerate())
 
 
-def test_what_is_left_at_exit_is_never_freed():
+def test_groups_that_remain_at_exit_are_never_freed():
     script = """
 from holdfast.runtime.groups.abandoned_groups import GroupReaper
 class Abandoned:

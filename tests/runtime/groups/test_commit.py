@@ -16,7 +16,7 @@ V = Commit(grad_square=1.0, loss_sum=2.0, samples=3, nonfinite=0)
 
 
 @given(st.sampled_from([(), (Flag.SWAP,)]), st.sampled_from([(), (Wish.STOP,), (Wish.STOP, Wish.SAVE)]))
-def test_a_world_of_one_gets_back_what_it_gave(flags: tuple[Flag, ...], wishes: tuple[Wish, ...]):
+def test_a_single_rank_gets_its_own_flags_and_wishes(flags: tuple[Flag, ...], wishes: tuple[Wish, ...]):
     v = finish_commit(start_commit(LocalCommunicator(), flags, wishes), V)
     assert v == replace(V, flags=flags, wishes=wishes)
 
@@ -31,7 +31,7 @@ def commit_body(seat: Seat) -> tuple[Commit, Commit]:
     return all_raise, all_but_one
 
 
-def test_flags_need_everybody_and_wishes_anybody():
+def test_flags_need_all_ranks_and_wishes_need_one_rank():
     for all_raise, all_but_one in run_world(4, commit_body):
         assert all_raise == replace(V, flags=(Flag.SWAP,), wishes=(Wish.SAVE,))
         assert all_but_one == V
@@ -53,7 +53,7 @@ def absent_body(seat: Seat) -> str:
     return outcome
 
 
-def test_it_never_completes_unless_every_rank_has_issued_it():
+def test_a_commit_completes_only_if_every_rank_has_issued_it():
     assert run_world(3, absent_body) == [
         "generation 1 was halted in commit",
         "not ready",

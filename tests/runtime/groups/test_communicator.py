@@ -46,7 +46,7 @@ def test_wait_returns_once_the_operation_has_ended():
     assert pending.tensors == ()
 
 
-def test_wait_leaves_when_halted():
+def test_wait_raises_when_halted():
     halt = threading.Event()
     operation = FakeOperation(1 << 30, at_look={(1 << 30) - 20: halt.set})
     with pytest.raises(HaltedError, match="generation 7 was halted in commit"):
@@ -54,7 +54,7 @@ def test_wait_leaves_when_halted():
     assert operation.finished == 0
 
 
-def test_what_has_completed_counts_even_when_halted():
+def test_a_completed_operation_counts_even_when_halted():
     halt = threading.Event()
     halt.set()
     operation = FakeOperation(0)
@@ -62,7 +62,7 @@ def test_what_has_completed_counts_even_when_halted():
     assert operation.finished == 1
 
 
-def test_what_completes_while_the_halt_is_seen_counts():
+def test_an_operation_that_completes_during_a_halt_counts():
     halt = threading.Event()
     halt.set()
     operation = FakeOperation(1)  # It is not done at the first poll, but at the second.
@@ -70,7 +70,7 @@ def test_what_completes_while_the_halt_is_seen_counts():
     assert operation.finished == 1
 
 
-def test_a_failure_names_operation_generation_and_the_transports_first_line():
+def test_a_failure_names_operation_generation_and_first_error_line():
     operation = FakeOperation(0, failure="Connection closed by peer\nand a long story")
     with pytest.raises(PeerLostError, match=r"all_to_all in generation 3 failed: Connection closed by peer$"):
         LocalCommunicator(generation=3).wait(Pending("all_to_all", operation))
@@ -91,7 +91,7 @@ def test_the_exception_does_not_keep_the_operation_alive(failure: str):
     assert caught.value.__traceback__ is not None
 
 
-def test_what_was_taken_from_a_retired_group_counts_as_failed():
+def test_a_detached_operation_of_a_retired_group_counts_as_failed():
     pending = Pending("commit", FakeOperation(1 << 30))
     taken = pending.detach()
     assert not taken.done()
@@ -99,7 +99,7 @@ def test_what_was_taken_from_a_retired_group_counts_as_failed():
         LocalCommunicator().wait(pending)
 
 
-def test_a_world_of_one_copies():
+def test_collectives_of_a_single_rank_copy():
     communicator = LocalCommunicator(generation=2)
     source, output = torch.arange(5.0), torch.zeros(5)
     communicator.wait(communicator.start_all_to_all(output, source))
@@ -129,7 +129,7 @@ def broadcast(all_levels: Communicator) -> list[float]:
     return [tensor.sum().item() for tensor in tensors]
 
 
-def test_a_broadcast_can_be_made_of_an_all_to_all():
+def test_a_broadcast_works_over_an_all_to_all():
     got = run_threads(["a", "b", "c"], broadcast, seed=1, flat_up_to=8, fan_out=8)
     assert got == [[0.0, 6.0, 12.0]] * 3
 

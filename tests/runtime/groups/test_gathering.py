@@ -24,7 +24,7 @@ def given_by(rank: int, seed: int) -> bytes:
 
 @settings(max_examples=40, deadline=None)
 @given(nodes=NODES, seed=st.integers(0, 1000), fan_out=st.sampled_from([2, 3, FAN_OUT]))
-def test_every_rank_has_what_each_gave(nodes: list[str], seed: int, fan_out: int) -> None:
+def test_every_rank_gathers_the_bytes_of_all_ranks(nodes: list[str], seed: int, fan_out: int) -> None:
     def body(comm: Communicator) -> list[bytes]:
         return gather_bytes(comm, given_by(comm.rank, seed), "notes")
 
@@ -34,7 +34,7 @@ def test_every_rank_has_what_each_gave(nodes: list[str], seed: int, fan_out: int
         assert found == [expected] * len(nodes)
 
 
-def test_alone() -> None:
+def test_a_single_rank_gathers_its_own_bytes() -> None:
     assert gather_bytes(LocalCommunicator(), b"abc", "notes") == [b"abc"]
     assert gather_bytes(LocalCommunicator(), b"", "notes") == [b""]
 
@@ -45,12 +45,12 @@ def gather_over_gloo(seat: Seat) -> list[list[bytes]]:
     return [gather_bytes(comm, given_by(seat.rank, 5), "notes") for comm in (flat, levels)]
 
 
-def test_over_gloo() -> None:
+def test_bytes_are_gathered_over_gloo() -> None:
     expected = [given_by(rank, 5) for rank in range(3)]
     assert run_world(3, gather_over_gloo) == [[expected, expected]] * 3
 
 
-def test_who_is_halted_leaves() -> None:
+def test_a_halted_rank_leaves_the_gathering() -> None:
     def body(comm: Communicator) -> str:
         if comm.rank == 2:
             return "never came"
@@ -66,7 +66,7 @@ def test_who_is_halted_leaves() -> None:
     ]
 
 
-def test_more_than_anybody_means_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gathering_more_than_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gathering, "MAX_GATHERED_BYTES", 100)
 
     def body(comm: Communicator) -> None:

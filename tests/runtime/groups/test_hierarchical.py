@@ -56,7 +56,7 @@ SHAPES = st.tuples(
 
 @settings(max_examples=25, deadline=None)
 @given(SHAPES, st.integers(0, 99))
-def test_sums_are_those_of_the_plan_whoever_is_late(shape: tuple[list[str], int, int], seed: int):
+def test_sums_follow_the_plan_whichever_rank_is_late(shape: tuple[list[str], int, int], seed: int):
     nodes, flat_up_to, fan_out = shape
     draws = torch.randn(len(nodes), 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).exp() * 1e6
 
@@ -92,7 +92,7 @@ def buckets_of(rank: int, dtype: torch.dtype, numel: int, bucket_bytes: int) -> 
     st.integers(1, 400),
     st.sampled_from([64, 1 << 20]),
 )
-def test_gradients_are_those_of_the_plan_whoever_is_late(
+def test_gradients_follow_the_plan_whichever_rank_is_late(
     shape: tuple[list[str], int, int], seed: int, dtype: torch.dtype, numel: int, bucket_bytes: int
 ):
     nodes, flat_up_to, fan_out = shape
@@ -124,7 +124,7 @@ def test_gradients_are_those_of_the_plan_whoever_is_late(
 
 @settings(max_examples=15, deadline=None)
 @given(SHAPES, st.integers(0, 999))
-def test_nobody_has_a_sum_before_everybody_has_given_its_share(shape: tuple[list[str], int, int], seed: int):
+def test_no_rank_gets_a_sum_before_every_rank_contributes(shape: tuple[list[str], int, int], seed: int):
     nodes, flat_up_to, fan_out = shape
     absent = seed % len(nodes)
     given_up = threading.Event()
@@ -235,7 +235,7 @@ def must_leave(absent: int, *, gives: bool) -> set[int]:
     return stuck
 
 
-def test_real_groups_give_the_sums_of_the_plan_in_the_same_bits():
+def test_real_groups_compute_the_planned_sums_bit_identically():
     outcomes = run_world(len(NODES), real_body)
     assert outcomes[0]["owners"] == (2, 1, 2)
     for outcome in outcomes:
@@ -283,7 +283,7 @@ def killed_body(seat: Seat) -> str:
     return outcome
 
 
-def test_a_rank_killed_between_levels_stops_those_that_need_it_and_no_others():
+def test_a_rank_killed_between_levels_stops_only_dependent_ranks():
     with LocalWorld(4, killed_body) as world:
         killed, other, waiting, unaware = world.results()
     assert killed is None
@@ -304,7 +304,7 @@ class Made(Communicator):
         self.retired.set()
 
 
-def test_where_one_group_cannot_be_built_the_others_are_given_up_now_or_as_they_come():
+def test_if_one_group_cannot_be_built_the_others_are_abandoned():
     late, failed, made = threading.Event(), threading.Event(), list[Made]()
 
     def build(name: str, members: Sequence[int]) -> Communicator:
@@ -329,7 +329,7 @@ def test_where_one_group_cannot_be_built_the_others_are_given_up_now_or_as_they_
     assert all(one.retired.wait(30) for one in made)
 
 
-def test_a_fault_in_the_reduction_strikes_though_there_are_levels():
+def test_a_fault_in_the_reduction_strikes_with_levels():
     def body(comm: Communicator) -> bool:
         faults = Faults(lambda: None)
         if comm.rank == 1:

@@ -90,7 +90,7 @@ def assert_same(found: list[torch.Tensor | None], expected: list[torch.Tensor | 
 
 @settings(max_examples=9, deadline=None)
 @given(NODES, st.integers(0, 99), DTYPES, st.sampled_from([64, 1 << 20]), FAN_OUTS, st.booleans())
-def test_gradients_of_every_kind_in_uneven_worlds(
+def test_gradients_of_every_kind_are_reduced_in_uneven_worlds(
     nodes: list[str], seed: int, dtype: torch.dtype, bucket_bytes: int, fan_out: int, broken: bool
 ):
     given_ = [gradients_of(seed, rank, dtype) for rank in range(len(nodes))]
@@ -150,7 +150,7 @@ def dies_at(comm: Communicator, operation: int, died: threading.Event) -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(NODES, st.integers(0, 99), DTYPES, st.sampled_from([64, 1 << 20]), FAN_OUTS, st.integers(0, 12))
-def test_survivors_of_a_death_on_any_level_reduce_again_what_they_have(
+def test_survivors_of_a_failure_on_any_level_reduce_their_gradients_again(
     nodes: list[str], seed: int, dtype: torch.dtype, bucket_bytes: int, fan_out: int, operation: int
 ):
     given_ = [gradients_of(seed, rank, dtype) for rank in range(len(nodes))]

@@ -56,7 +56,7 @@ class Names(NoteSource):
 
 @pytest.mark.parametrize("workers", range(1, 5))
 @pytest.mark.parametrize("flat_up_to", [1, 8])
-def test_all_ranks_have_all_notes_in_order(workers: int, flat_up_to: int) -> None:
+def test_all_ranks_receive_all_notes_in_order(workers: int, flat_up_to: int) -> None:
     def body(comm: Communicator) -> Names:
         names = Names(first=2, own=b"" if comm.rank else b"first")
         silent = NoteSource()
@@ -77,7 +77,7 @@ def test_all_ranks_have_all_notes_in_order(workers: int, flat_up_to: int) -> Non
         assert names.applied == [1, 2], "notes must be taken before the step passes, and applied once, in apply"
 
 
-def test_one_rank_s_word_is_enough_for_all_to_gather() -> None:
+def test_all_ranks_gather_notes_if_one_rank_has_some() -> None:
     def body(comm: Communicator) -> Names:
         names = Names(first=99, own=b"me" if comm.rank == 1 else b"")
         assert Rank(comm, noted=[names]).step()
@@ -87,7 +87,7 @@ def test_one_rank_s_word_is_enough_for_all_to_gather() -> None:
         assert names.taken == [([b""] * MICRO_BATCHES, [b"", b"me", b""])]
 
 
-def test_what_is_kept_brings_its_notes_along() -> None:
+def test_kept_micro_batches_keep_their_notes() -> None:
     """The attempt after an aborted one continues from its sums and their notes."""
 
     def body(comm: Communicator) -> Names:
@@ -109,7 +109,7 @@ def test_what_is_kept_brings_its_notes_along() -> None:
         assert names.taken == [(expected, [b"", b""])]
 
 
-def test_a_new_attempt_restarts_its_sources_whatever_is_kept() -> None:
+def test_a_new_attempt_restarts_its_note_sources() -> None:
     """Otherwise a value logged in the attempt before would count again."""
 
     def body(comm: Communicator) -> Names:
@@ -130,7 +130,7 @@ def test_a_new_attempt_restarts_its_sources_whatever_is_kept() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["missing", "twice"])
-def test_a_step_whose_notes_do_not_add_up_is_refused_by_every_rank(wrong: str) -> None:
+def test_every_rank_refuses_a_step_with_missing_or_surplus_notes(wrong: str) -> None:
     def body(comm: Communicator) -> Rank:
         rank = Rank(comm, noted=[Names()])
         attempt = Attempt(rank.shared, rank.workload, Faults(lambda: None), rank.apply, _task(rank), 1)

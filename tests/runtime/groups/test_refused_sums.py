@@ -77,7 +77,7 @@ def run(wrong: Wrong, number: int, *, infinite: bool = False) -> list[Rank]:
 
 
 @pytest.mark.parametrize("chunk", [0, *(pytest.param(chunk, marks=pytest.mark.soak) for chunk in (1, 2, 3))])
-def test_a_hundred_wrong_micro_batches_are_refused_by_every_rank(chunk: int) -> None:
+def test_every_rank_refuses_steps_with_wrong_micro_batches(chunk: int) -> None:
     for number, wrong in enumerate(cases(100)):
         if number % 4 == chunk:
             ranks = run(wrong, number)
@@ -89,14 +89,14 @@ def test_a_hundred_wrong_micro_batches_are_refused_by_every_rank(chunk: int) -> 
             assert len(states) == 1, "no rank's state may change"
 
 
-def test_a_step_that_the_loss_scale_skips_has_its_samples_looked_at_too() -> None:
+def test_samples_are_also_checked_in_steps_skipped_by_the_loss_scale() -> None:
     """The first step has infinite gradients but the right samples, so it counts; the second has wrong samples."""
     ranks = run(Wrong("swapped", 1, 0, 2), 1, infinite=True)
     assert [rank.applied for rank in ranks] == [[1], [1]]
     assert all(rank.refusals for rank in ranks)
 
 
-def test_what_is_kept_carries_its_own_hashes() -> None:
+def test_kept_micro_batches_keep_their_sample_hashes() -> None:
     """The attempt after an aborted one continues from its sums, and must count their hashes."""
 
     def body(comm: Communicator) -> Rank:

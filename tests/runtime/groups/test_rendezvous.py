@@ -37,7 +37,7 @@ def in_thread(call) -> tuple[threading.Thread, list[object]]:
     return thread, outcome
 
 
-def test_a_post_is_here_and_is_sent():
+def test_a_posted_key_is_stored_and_sent():
     sent = []
     board = Board(3, sent.append)
     board.post("0/1", b"here")
@@ -47,7 +47,7 @@ def test_a_post_is_here_and_is_sent():
     assert sent == [{"0/1": b"here"}], "keys of peers must not be sent on"
 
 
-def test_what_is_expected_is_sent_together_and_what_comes_later_alone():
+def test_expected_keys_are_sent_together_and_later_keys_separately():
     sent = []
     board = Board(3, sent.append)
     board.expect_keys(2)
@@ -59,7 +59,7 @@ def test_what_is_expected_is_sent_together_and_what_comes_later_alone():
     assert sent == [{"a": b"1", "b": b"2"}, {"c": b"3"}]
 
 
-def test_who_posts_nothing_says_so():
+def test_a_rank_without_keys_sends_an_empty_message():
     sent = []
     Board(3, sent.append).expect_keys(0)
     assert sent == [{}]
@@ -77,7 +77,7 @@ def test_waiting_ends_when_the_last_key_arrives():
 
 
 @pytest.mark.parametrize("how", ["halt", "close"])
-def test_waiting_is_broken_off(how: str):
+def test_waiting_ends_on_a_halt_or_close(how: str):
     halt = threading.Event()
     board = silent(9, halt=halt)
     thread, outcome = in_thread(lambda: board.wait(["never"], 1e6))
@@ -96,13 +96,13 @@ def test_waiting_times_out():
         store_of(silent(2), timeout_s=0.001).get("never")
 
 
-def test_what_is_there_counts_even_when_halted():
+def test_a_key_that_has_arrived_counts_even_when_halted():
     board = silent(halt=lambda: True)
     board.put({"0:a": b"1"})
     assert store_of(board, timeout_s=0.0).get("a") == b"1"
 
 
-def test_bounds(monkeypatch: pytest.MonkeyPatch):
+def test_sizes_and_number_of_keys_are_limited(monkeypatch: pytest.MonkeyPatch):
     board = silent()
     with pytest.raises(ValueError, match="too large"):
         board.put({"k": b"x" * (MAX_VALUE_BYTES + 1)})
@@ -116,7 +116,7 @@ def test_bounds(monkeypatch: pytest.MonkeyPatch):
     assert len(board.values()) == 3
 
 
-def test_who_has_more_to_post_than_can_be_sent_on_says_so_and_what_to_do():
+def test_posts_over_the_message_limit_are_refused_with_advice():
     sent = []
     board = Board(4, sent.append)
     board.expect_keys(2)
@@ -126,7 +126,7 @@ def test_who_has_more_to_post_than_can_be_sent_on_says_so_and_what_to_do():
     assert sent == []
 
 
-def test_a_key_counts_only_from_the_rank_that_it_is_to_come_from():
+def test_a_key_counts_only_from_its_owner():
     board = silent()
     board.put({"2:g/a": b"forged", "1:h/a": b"of another group"})
     store = store_of(board, owner=1, name="g/")
@@ -144,7 +144,7 @@ def test_a_refused_post_is_not_sent():
 
 
 @given(st.dictionaries(st.text(max_size=20), st.binary(max_size=100), max_size=20))
-def test_the_store_is_a_dictionary(entries: dict[str, bytes]):
+def test_the_store_behaves_like_a_dictionary(entries: dict[str, bytes]):
     store = store_of(silent(), timeout_s=0.0)
     store.multi_set(list(entries), list(entries.values()))
     assert store.num_keys() == len(entries)

@@ -79,7 +79,7 @@ def test_only_new_connected_sockets_at_exchanged_addresses_are_found(stack: Exit
     assert is_open(group.connection()), "the listener must keep working"
 
 
-def test_a_reused_descriptor_is_left_alone(stack: ExitStack):
+def test_a_reused_descriptor_is_not_shut_down(stack: ExitStack):
     net = Net(stack)
     before = socket_inodes()
     near, far = net.connection()
@@ -121,7 +121,7 @@ def test_severing_leaves_no_descriptor_behind(stack: ExitStack):
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
-def test_what_names_something_else_by_now_is_not_kept_open(stack: ExitStack):
+def test_severing_keeps_no_reused_descriptor_open(stack: ExitStack):
     net = Net(stack)
     before = socket_inodes()
     near, far = net.connection()

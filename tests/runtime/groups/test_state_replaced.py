@@ -15,7 +15,7 @@ from holdfast.runtime.groups.communicator import Communicator
 from holdfast.runtime.session.applying import StepApplier
 
 
-def test_evaluations_are_done_again_once_the_state_is_replaced() -> None:
+def test_evaluations_are_repeated_after_the_state_is_replaced() -> None:
     """Otherwise the best checkpoint would be chosen by the result of another state of this step."""
 
     def body(comm: Communicator) -> None:

@@ -13,7 +13,7 @@ def member(node: str, port: int) -> Member:
     return Member(worker=worker_id(node, 0, "a"), host="127.0.0.1", state_port=port)
 
 
-def test_a_closed_port_is_named_and_an_open_one_is_not() -> None:
+def test_only_members_with_a_closed_port_are_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as open_, socket.create_server(("127.0.0.1", 0)) as closing:
         port, closed = open_.getsockname()[1], closing.getsockname()[1]
         closing.close()
@@ -21,12 +21,12 @@ def test_a_closed_port_is_named_and_an_open_one_is_not() -> None:
         assert find_unreachable(plan, "a/0/a") == ("c/0/a",)
 
 
-def test_nobody_asks_its_own_node_or_a_member_without_a_port() -> None:
+def test_the_own_node_and_members_without_a_port_are_not_checked() -> None:
     plan = GenerationPlan(term=1, generation=1, members=(member("a", 1), member("b", 0)))
     assert find_unreachable(plan, "a/0/a", lambda host, port: False) == ()
 
 
-def test_where_thousands_are_cut_off_looking_ends_and_many_nodes_were_looked_at() -> None:
+def test_the_check_of_thousands_of_unreachable_members_ends_in_time() -> None:
     """One second each, 32 at a time, would take minutes, during which no other worker learns of the failure."""
     members = tuple(
         Member(worker=worker_id(f"n{node}", index, "a"), host="h", state_port=1)
@@ -49,7 +49,7 @@ def test_where_thousands_are_cut_off_looking_ends_and_many_nodes_were_looked_at(
     assert ranks[0] == 11, "each worker must start with the ranks after its own"
 
 
-def test_all_are_asked() -> None:
+def test_all_members_are_checked() -> None:
     plan = GenerationPlan(term=1, generation=1, members=tuple(member(f"n{index}", index) for index in range(1, 101)))
     named = find_unreachable(plan, "n1/0/a", lambda host, port: port % 2 == 0)
     assert named == tuple(f"n{index}/0/a" for index in range(3, 101, 2))

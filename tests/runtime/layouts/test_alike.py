@@ -73,14 +73,14 @@ def complaints(seat: Seat) -> list[str]:
     return found
 
 
-def test_what_differs_from_place_to_place_is_named() -> None:
+def test_a_replicated_tensor_that_differs_between_ranks_is_named() -> None:
     for alike, local, plain in run_world(2, complaints):
         assert alike == ""
         assert local.startswith("'extra:average:mean' is not sharded, and differs between the ranks of a replica group")
         assert plain.startswith("'1.weight' is not sharded")
 
 
-def test_one_place_is_asked_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_rank_is_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TrainingState, "capture", lambda _: pytest.fail("the state was captured"))
     model = nn.Linear(2, 2)
     check_replicated(TrainingState(model, torch.optim.SGD(model.parameters(), lr=0.1)), ())

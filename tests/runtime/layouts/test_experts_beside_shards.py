@@ -49,7 +49,7 @@ def _check(model: torch.nn.Module, layout: Layout) -> None:
         replica.close()
 
 
-def test_places_with_the_same_samples_share_the_tokens_of_all_layers_out():
+def test_ranks_with_the_same_samples_split_the_tokens_of_all_layers():
     def groups_of(layout: Layout) -> list[bool]:
         model = torch.nn.Sequential(*(holdfast.MoE(4, 8, 2, seed=1) for _ in range(2)))
         replica = ReplicaMesh(layout, Role(), torch.device("cpu"))
@@ -64,7 +64,7 @@ def test_places_with_the_same_samples_share_the_tokens_of_all_layers_out():
     _check(holdfast.MoE(4, 8, 2, seed=1), Layout(tensor=2))
 
 
-def test_tokens_that_are_spread_are_refused():
+def test_tokens_given_as_a_dtensor_are_refused():
     moe = holdfast.MoE(4, 8, 2, seed=1)
     experts = holdfast.ElasticExperts(moe.experts)
     replica = ReplicaMesh(Layout(tensor=2), Role(), torch.device("cpu"))
@@ -78,7 +78,7 @@ def test_tokens_that_are_spread_are_refused():
         replica.close()
 
 
-def test_experts_are_all_that_need_not_be_sharded():
+def test_only_expert_and_frozen_parameters_may_be_unsharded():
     _check(holdfast.MoE(4, 8, 2, seed=1), Layout())
     moe = holdfast.MoE(4, 8, 2, seed=1)
     with pytest.raises(BadInputError, match=r"parameter 'router\.weight' is not sharded"):
@@ -118,7 +118,7 @@ def test_a_void_step_gives_gradients_to_the_same_parameters(capacity):
     assert moe.router.weight.grad is not None  # FSDP2 reduces existing gradients, so all ranks must have the same ones.
 
 
-def test_places_have_their_parts_of_a_fixed_routing_and_noise_of_their_own():
+def test_ranks_use_their_part_of_a_fixed_routing_and_separate_noise():
     moe = holdfast.MoE(4, 8, 4, seed=1, routing=RecordedRouting([[0, 1], [1, 2], [2, 3]], seed=3))
     tokens, counted = torch.randn(8, 4), []
     for part, parts, here in ((0, 1, tokens), (0, 2, tokens[:4]), (1, 2, tokens[4:])):
@@ -193,7 +193,7 @@ def _snapshots(folder: Path, rank: int, one: _Holder, reports: list[object]) -> 
     )
 
 
-def test_experts_of_a_snapshot_lie_in_the_parts_of_all_roles(tmp_path: Path):
+def test_experts_are_restored_from_the_snapshot_parts_of_all_ranks(tmp_path: Path):
     reports: list[object] = []
     apart = _plan([[rank] for rank in range(EXPERTS)])
     holders = [_Holder(rank, apart, rank) for rank in range(EXPERTS)]
@@ -260,7 +260,7 @@ def _cut_short(folder: Path, plan: GenerationPlan, rank: int) -> None:
 
 
 @pytest.mark.parametrize("layout", [Layout(), LAYOUT], ids=str)
-def test_experts_that_were_put_away_are_taken_up_under_another_layout(layout: Layout, tmp_path: Path):
+def test_stashed_experts_are_restored_under_another_layout(layout: Layout, tmp_path: Path):
     holders, source, plan = _put_away(tmp_path)
     saved = {name: row for one in holders for name, row in one.rows().items()}
     _cut_short(tmp_path, plan, 1)  # Other parts contain its experts as well.
@@ -282,7 +282,7 @@ def test_experts_that_were_put_away_are_taken_up_under_another_layout(layout: La
     assert set(damaged) <= {2 + 1}, "every expert of the damaged part has another copy"
 
 
-def test_an_expert_that_is_nowhere_any_more_is_missed_by_name(tmp_path: Path):
+def test_an_expert_without_any_stashed_part_is_named(tmp_path: Path):
     _, source, plan = _put_away(tmp_path)
     for rank in (2, 3):
         _cut_short(tmp_path, plan, rank)

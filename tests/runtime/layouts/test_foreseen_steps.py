@@ -32,7 +32,7 @@ def _step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
 
 
-def test_the_first_step_finds_all_found_out(monkeypatch: pytest.MonkeyPatch):
+def test_a_dry_run_fills_the_cache_for_the_first_step(monkeypatch: pytest.MonkeyPatch):
     found_out: list[object] = []
     real = propagator._propagate_tensor_meta_non_cached
     monkeypatch.setattr(
@@ -48,7 +48,7 @@ def test_the_first_step_finds_all_found_out(monkeypatch: pytest.MonkeyPatch):
         assert bool(found_out) is not foreseen
 
 
-def test_nothing_is_changed_and_nobody_is_called():
+def test_a_dry_run_changes_no_state_and_calls_no_hooks():
     model = _model(17)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)  # The scheduler has wrapped the optimizer's step.
@@ -67,7 +67,7 @@ def test_nothing_is_changed_and_nobody_is_called():
     assert called == ["before", "after"]
 
 
-def test_optimizers_of_others_are_left_alone_and_what_cannot_be_foreseen_is_no_error():
+def test_a_dry_run_skips_custom_and_unsupported_optimizers():
     class Counting(torch.optim.SGD):
         steps = 0
 

@@ -124,7 +124,7 @@ def assert_here(one: SpreadState, whole: dict[str, torch.Tensor]) -> int:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_box_is_what_torch_has_put_there(layout: str) -> None:
+def test_a_box_describes_the_local_shard_of_torch(layout: str) -> None:
     for one in unit(LAYOUTS[layout]):
         for name, parameter in one.model.named_parameters():
             assert torch.equal(local_of(parameter), one.here(name, one.whole[name])), name
@@ -132,7 +132,7 @@ def test_a_box_is_what_torch_has_put_there(layout: str) -> None:
 
 @pytest.mark.parametrize("reader", LAYOUTS)
 @pytest.mark.parametrize("writer", LAYOUTS)
-def test_each_layout_reads_what_each_other_has_written(
+def test_each_layout_reads_checkpoints_of_every_other_layout(
     writer: str,
     reader: str,
     written: dict[str, LocalStorage],
@@ -151,9 +151,7 @@ def test_each_layout_reads_what_each_other_has_written(
 
 
 @pytest.mark.parametrize("writer", LAYOUTS)
-def test_what_is_written_is_the_same_state_whatever_the_layout(
-    writer: str, written: dict[str, LocalStorage], tmp_path: Path
-) -> None:
+def test_every_layout_writes_the_same_state(writer: str, written: dict[str, LocalStorage], tmp_path: Path) -> None:
     """Checked as one file joined without torch, and as torch's own format except for the order inside pickles."""
     files = [b"".join(join_into_file(written[name], NAME.folder, lambda _: True)[1]) for name in ("whole", writer)]
     assert files[0] == files[1]
@@ -171,14 +169,16 @@ def _bytes_of_tensors(path: Path) -> int:
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_torchs_own_reader_reads_boxes(written: dict[str, LocalStorage], whole: dict[str, torch.Tensor]) -> None:
+def test_the_reader_of_torch_reads_sharded_checkpoints(
+    written: dict[str, LocalStorage], whole: dict[str, torch.Tensor]
+) -> None:
     wanted = {name: torch.empty_like(tensor) for name, tensor in whole.items()}
     load(wanted, storage_reader=HuggingFaceStorageReader(str(written[BOTH].folder / NAME.folder)), no_dist=True)
     for name, tensor in whole.items():
         assert torch.equal(wanted[name], tensor), name
 
 
-def test_a_state_before_the_first_step_is_read_too(tmp_path: Path) -> None:
+def test_a_checkpoint_before_the_first_step_is_read(tmp_path: Path) -> None:
     """The optimizer has no state yet."""
     fresh, other = unit(Layout(shard=2)), unit(Layout(tensor=2))
     storage = write(tmp_path, fresh)
@@ -201,7 +201,7 @@ def averaged_late(layout: Layout, copied: str = "") -> tuple[list[SpreadState], 
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_an_average_that_was_made_late_is_read_under_its_own_layout(layout: str, tmp_path: Path) -> None:
+def test_a_lazily_created_average_is_read_under_its_own_layout(layout: str, tmp_path: Path) -> None:
     for copied in ("up.weight", "convolution.weight"):
         there, copies = averaged_late(LAYOUTS[layout], copied)
         storage = write(tmp_path / copied, there)
@@ -213,13 +213,13 @@ def test_an_average_that_was_made_late_is_read_under_its_own_layout(layout: str,
 
 
 @pytest.mark.parametrize(("writer", "reader"), [("shard 2", "tensor 2"), ("tensor 2", BOTH), ("shard 2", BOTH)])
-def test_an_average_that_was_made_late_is_refused_under_another(writer: str, reader: str, tmp_path: Path) -> None:
+def test_a_lazily_created_average_is_refused_under_another_layout(writer: str, reader: str, tmp_path: Path) -> None:
     storage = write(tmp_path, averaged_late(LAYOUTS[writer], "up.weight")[0])
     with pytest.raises(BadInputError, match=r"extra\['late'\] has a tensor 'copies\.0' of the shape \(10, 5\)"):
         read(storage, averaged_late(LAYOUTS[reader])[0][0])
 
 
-def test_another_model_is_refused(written: dict[str, LocalStorage]) -> None:
+def test_a_checkpoint_of_another_model_is_refused(written: dict[str, LocalStorage]) -> None:
     other = SpreadState(Layout(), 0)
     other.model.down = torch.nn.Linear(10, 4)
     other.optimizer = torch.optim.AdamW(other.model.parameters(), lr=0.1)
@@ -269,7 +269,7 @@ CHANGES: dict[str, Callable[[dict[str, Any], dict[str, Any], dict[str, Any]], No
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("reader", ["whole", BOTH])
-def test_a_box_that_does_not_fit_is_damage(
+def test_a_box_with_wrong_bounds_is_reported_as_damage(
     change: str,
     reader: str,
     trained: dict[str, list[SpreadState]],
@@ -285,7 +285,7 @@ def test_a_box_that_does_not_fit_is_damage(
         join_into_file(storage, NAME.folder, lambda _: True)
 
 
-def test_a_role_whose_part_is_missing_is_damage_to_all(
+def test_a_missing_part_of_one_rank_is_reported_as_damage_by_all(
     trained: dict[str, list[SpreadState]], readers: dict[str, list[SpreadState]], tmp_path: Path
 ) -> None:
     storage = write(tmp_path, trained[BOTH], units=1)

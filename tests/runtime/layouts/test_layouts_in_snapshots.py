@@ -63,7 +63,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_each_role_reads_its_own_parts_alone(folder: Path) -> None:
+def test_each_rank_restores_from_the_parts_of_its_local_rank_only(folder: Path) -> None:
     whole, places = unit(LAYOUT), unit(LAYOUT)
     for one in whole:
         one.train()
@@ -83,7 +83,7 @@ def test_each_role_reads_its_own_parts_alone(folder: Path) -> None:
             path.write_bytes(data)
 
 
-def test_a_part_is_a_share_of_a_roles_state_and_no_more(folder: Path) -> None:
+def test_a_part_is_an_equal_share_of_the_state_of_its_local_rank(folder: Path) -> None:
     for place, one in enumerate(unit(LAYOUT)):
         one.train(1)
         sizes: list[int] = []
@@ -95,7 +95,7 @@ def test_a_part_is_a_share_of_a_roles_state_and_no_more(folder: Path) -> None:
         assert abs(sizes[0] - sizes[1]) <= 2 * ALIGNMENT
 
 
-def test_a_snapshot_of_no_whole_units_is_of_no_use(folder: Path) -> None:
+def test_a_snapshot_of_another_layout_is_reported_as_unusable(folder: Path) -> None:
     (one, *_), reports = unit(LAYOUT), []
     reader = snapshots_of_one(folder, 0, one.state, one.place, reports)
     with pytest.raises(SnapshotLostError, match="belong to another layout"):
@@ -106,7 +106,7 @@ def test_a_snapshot_of_no_whole_units_is_of_no_use(folder: Path) -> None:
     assert complained.node == "", "the whole snapshot must be reported as unusable"
 
 
-def test_what_an_extra_has_spread_by_itself_is_so_again() -> None:
+def test_a_sharded_tensor_of_an_extra_keeps_its_placement() -> None:
     """No model tensor has this shape; a joining worker would otherwise refuse it, or begin with plain tensors."""
     for place, one in enumerate(unit(Layout(shard=2))):
         like = next(one.model.parameters())
@@ -120,7 +120,7 @@ def test_what_an_extra_has_spread_by_itself_is_so_again() -> None:
         assert local_of(sums).tolist() == [place, place + 1.0, place + 2.0]
 
 
-def test_what_could_be_put_away_never_is_told_as_such(tmp_path: Path) -> None:
+def test_a_state_that_can_never_be_stashed_is_reported_as_such(tmp_path: Path) -> None:
     """A retry does not help for an average that was made late, but may help if a node has no room."""
     late, one = Late(), unit(LAYOUT)[0]
     state = TrainingState(one.model, one.optimizer, {"late": late})

@@ -232,11 +232,11 @@ def collectives_body(seat: Seat, layout: Layout) -> None:
 
 
 @pytest.mark.parametrize("layout", [Layout(shard=4), Layout(shard=2)], ids=str)
-def test_every_collective_gives_what_a_plain_loop_gives(layout):
+def test_every_collective_matches_a_plain_loop(layout):
     run_world(4, collectives_body, layout)
 
 
-def test_a_replica_of_one_is_ready_and_computes():
+def test_a_replica_of_one_rank_computes_without_connections():
     replica = ReplicaMesh(Layout(), Role(), torch.device("cpu"))
     try:
         assert replica.connected_ranks == {}
@@ -274,7 +274,7 @@ def refused_default_group() -> None:
             use()
 
 
-def test_a_default_group_of_the_scripts_own_is_refused():
+def test_a_default_group_created_by_the_script_is_refused():
     replica = ReplicaMesh(Layout(), Role(), torch.device("cpu"))
     with pytest.raises(BadInputError, match=r"remove init_process_group\(\)"):
         ReplicaMesh(Layout(), Role(), torch.device("cpu"))
@@ -283,7 +283,7 @@ def test_a_default_group_of_the_scripts_own_is_refused():
     assert not dist.is_initialized()
 
 
-def test_a_group_without_connections_says_so_and_one_of_another_size_is_refused():
+def test_unconnected_groups_and_wrong_communicators_are_refused():
     replica = ReplicaMesh(Layout(shard=2), Role(place=1), torch.device("cpu"))
     group = replica.groups["shard"]
     try:
@@ -370,7 +370,7 @@ def check_functional_after(group: OuterGroup) -> None:
     assert torch.equal(funcol.all_reduce(mine, "sum", group).wait(), torch.full((3,), float(sum(range(group.size())))))
 
 
-def test_whoever_waits_in_any_collective_leaves_when_halted():
+def test_a_halt_ends_the_wait_in_any_collective():
     took = [seconds for each in run_world(3, abandon_body, Layout(shard=3)) for seconds in each]
     assert len(took) == 12
     assert max(took) < 5.0  # This takes about 0.01 s if the machine is not busy.

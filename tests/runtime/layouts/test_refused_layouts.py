@@ -68,7 +68,7 @@ def as_it_is(model: nn.Module, _: Job) -> nn.Module:
         (as_it_is, r"parameter '0\.weight' is not sharded"),
     ],
 )
-def test_a_model_that_is_not_spread_as_the_layout_says(
+def test_a_model_not_sharded_according_to_the_layout(
     wrapped: Callable[[nn.Module, Job], nn.Module], words: str
 ) -> None:
     """In a replica group of several ranks, the error names the wrapper that hides an unsharded parameter."""
@@ -81,7 +81,7 @@ def test_a_model_that_is_not_spread_as_the_layout_says(
     assert "\n" not in str(caught.value)
 
 
-def test_a_mesh_of_groups_that_the_script_has_destroyed() -> None:
+def test_a_mesh_with_destroyed_groups() -> None:
     """The script created its own mesh first, and torch can no longer name that mesh's groups."""
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     model = made()
@@ -92,7 +92,7 @@ def test_a_mesh_of_groups_that_the_script_has_destroyed() -> None:
         protect(job, model)
 
 
-def test_an_equal_mesh_of_before_is_as_good_as_the_jobs() -> None:
+def test_an_equal_mesh_destroyed_earlier_does_not_disturb_training() -> None:
     """DTensor's caches refer to the mesh that first ran an operation, and that mesh's groups are gone."""
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     fully_shard(made(), mesh=init_device_mesh("cpu", (1, 1), mesh_dim_names=("shard", "tensor"))["shard"])
@@ -106,7 +106,7 @@ def test_an_equal_mesh_of_before_is_as_good_as_the_jobs() -> None:
         assert step.apply()
 
 
-def test_what_is_spread_as_no_checkpoint_can_say() -> None:
+def test_a_sharding_that_checkpoints_cannot_describe() -> None:
     """Without this check, the error would come with the first checkpoint, hours later."""
     job, model = Job(None, layout=Layout()), made()
     untyped: Any = DTensor
@@ -118,7 +118,7 @@ def test_what_is_spread_as_no_checkpoint_can_say() -> None:
         protect(job, model)
 
 
-def test_fully_shard_over_the_scripts_own_mesh_of_several_places() -> None:
+def test_fully_shard_over_a_mesh_created_by_the_script() -> None:
     """As without holdfast: then the groups are torch's default group, which has no connections here."""
     replica, model = ReplicaMesh(Layout(shard=2), Role(place=1), torch.device("cpu")), made()
     try:
@@ -153,7 +153,7 @@ def test_fully_shard_along_another_dimension(layout: Layout, dimensions: str | t
         replica.close()
 
 
-def test_what_a_forward_pass_has_gathered_is_used_by_no_later_step() -> None:
+def test_gathered_parameters_of_a_forward_pass_affect_no_later_step() -> None:
     """FSDP2 keeps gathered parameters until a backward pass; an extra forward pass must have no effect."""
 
     def losses(*, spread: bool, looks: bool) -> list[float]:
@@ -190,9 +190,7 @@ def replaced(module: nn.Module, _: Job) -> None:
 
 
 @pytest.mark.parametrize(("layout", "change"), [(Layout(), sharded), (None, replaced)])
-def test_parameters_that_are_replaced_after_protect(
-    layout: Layout | None, change: Callable[[nn.Module, Job], None]
-) -> None:
+def test_parameters_replaced_after_protect(layout: Layout | None, change: Callable[[nn.Module, Job], None]) -> None:
     """The replaced parameters would never be trained, because sums and optimizer steps use the old ones."""
     job, model = Job(None, layout=layout), made()
     protect(job, model)
@@ -201,7 +199,7 @@ def test_parameters_that_are_replaced_after_protect(
         next(iter(job.steps(1)))
 
 
-def test_parameters_that_are_replaced_after_the_optimizer_was_made() -> None:
+def test_parameters_replaced_after_the_optimizer_was_created() -> None:
     job, model = Job(None, layout=Layout()), made()
     optimizer = SGD(model.parameters(), lr=0.1)
     sharded(model, job)
@@ -209,7 +207,7 @@ def test_parameters_that_are_replaced_after_the_optimizer_was_made() -> None:
         job.protect(model, optimizer, DATA, global_batch=4, micro_batch=2)
 
 
-def test_what_cannot_be_materialized() -> None:
+def test_invalid_calls_of_materialize() -> None:
     job, model, wrong = Job(None, layout=Layout()), made(), cast(Any, "reset")
     with pytest.raises(BadInputError, match=r"is given a str: give the torch\.nn\.Module"):
         job.materialize(wrong)
@@ -220,7 +218,7 @@ def test_what_cannot_be_materialized() -> None:
         job.materialize(model)
 
 
-def test_what_init_refuses_ends_a_script_that_runs_alone_as_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_layout_ends_a_standalone_script_as_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     wrong: Any = (2, 1)
     with pytest.raises(BadInputError, match=r"holdfast\.init\(layout=\(2, 1\)\) is a tuple: give holdfast\.Layout\("):

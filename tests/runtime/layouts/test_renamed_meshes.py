@@ -44,12 +44,12 @@ def test_other_names_for_the_same_groups(replica: ReplicaMesh) -> None:
 
 
 @pytest.mark.parametrize("names", [{}, {"a": "tensor", "b": "shard"}, {"a": "shard", "b": "shard"}, {"a": "pipeline"}])
-def test_names_that_make_no_mesh_are_refused(replica: ReplicaMesh, names: dict[str, str]) -> None:
+def test_invalid_dimension_names_are_refused(replica: ReplicaMesh, names: dict[str, str]) -> None:
     with pytest.raises(BadInputError, match=r"^job\.mesh_as\(.*\): give \"shard\", \"tensor\", or \"\""):
         replica.rename_dimensions(names)
 
 
-def test_what_is_here_of_a_tensor_does_not_depend_on_the_names(replica: ReplicaMesh) -> None:
+def test_the_local_box_of_a_tensor_is_independent_of_dimension_names(replica: ReplicaMesh) -> None:
     place = ReplicaPosition(layout=LAYOUT, local_rank=PLACE, has_layout=True)
     cut = torch.zeros(3, 4)
     for names in ({"shard": "shard", "tensor": "tensor"}, {"fsdp": "shard", "tp": "tensor"}):
@@ -67,7 +67,7 @@ def test_a_job_without_a_layout_has_no_mesh() -> None:
         holdfast.init().mesh_as(dp="shard")
 
 
-def test_a_parameter_keeps_its_name_where_its_module_is_compiled_or_computed_again() -> None:
+def test_a_parameter_name_omits_compile_and_checkpoint_wrappers() -> None:
     model = torch.nn.Sequential(checkpoint_wrapper(torch.nn.Linear(1, 1)))
     assert [strip_wrapper_prefixes(name) for name, _ in model.named_parameters()] == ["0.weight", "0.bias"]
     assert strip_wrapper_prefixes("0._orig_mod.weight") == "0.weight"

@@ -111,7 +111,7 @@ def training_body(seat: Seat) -> None:
             check_against_serial(Training(replica, torch.float32), torch.float32, 1e-4)
 
 
-def test_a_replica_trains_as_one_process_does():
+def test_a_sharded_replica_trains_like_one_process():
     run_world(4, training_body)
 
 
@@ -220,6 +220,6 @@ def left_body(seat: Seat, layouts: tuple[Layout, ...], every: int) -> list[float
     [((Layout(shard=2), Layout(tensor=2)), 1), ((Layout(shard=2, tensor=2),), 5)],
     ids=("two", "two by two"),
 )
-def test_a_step_that_was_left_anywhere_is_redone_equal_in_every_bit(layouts, every):
+def test_a_step_abandoned_at_any_point_is_redone_bit_identically(layouts, every):
     took = [seconds for each in run_world(layouts[0].places, left_body, layouts, every) for seconds in each]
     assert max(took) < 10.0

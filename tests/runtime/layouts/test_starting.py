@@ -29,7 +29,7 @@ def start(module: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("layout", [Layout(), Layout(shard=3), Layout(tensor=2), Layout(shard=2, tensor=2)], ids=str)
-def test_all_places_begin_with_their_parts_of_what_the_whole_begins_with(layout: Layout):
+def test_all_ranks_start_with_their_shards_of_the_serial_model(layout: Layout):
     torch.manual_seed(4)
     serial = GPT().apply(start).to(torch.float64)
     drawn = torch.get_rng_state()
@@ -65,7 +65,7 @@ class Tied(nn.Module):
 
 
 @pytest.mark.parametrize("layout", [Layout(), Layout(shard=2)], ids=str)
-def test_what_is_tied_stays_tied(layout: Layout):
+def test_tied_parameters_stay_tied(layout: Layout):
     torch.manual_seed(4)
     serial = Tied().apply(start)
     for number in range(layout.places):

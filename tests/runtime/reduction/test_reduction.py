@@ -413,7 +413,7 @@ def test_half_precision_is_rounded_once(dtype: torch.dtype):
     assert out.item() == 87.0
 
 
-def test_a_mean_that_half_precision_holds_comes_out_where_the_sum_is_more_than_it_holds():
+def test_a_mean_is_correct_although_its_sum_overflows_half_precision():
     versions = [torch.tensor([30_000.0], dtype=torch.float16) for _ in range(9)]
     out = torch.empty(1, dtype=torch.float16)
     sum_versions(versions, out, 1 / 9)

@@ -128,7 +128,7 @@ def killed_body(seat: Seat) -> str:
     return outcome
 
 
-def test_a_killed_peer_is_an_error_of_the_operation():
+def test_a_killed_peer_fails_the_operation():
     outcomes = run_world(RANKS, killed_body)
     assert outcomes[1] is None
     assert all("all_to_all in generation 1 failed" in outcomes[rank] for rank in (0, 2))
@@ -150,7 +150,7 @@ def severed_body(seat: Seat) -> str:
     return outcome
 
 
-def test_severing_tells_the_peers():
+def test_severing_fails_the_operations_of_peers():
     outcomes = run_world(RANKS, severed_body)
     assert all("all_to_all in generation 1 failed" in outcome for outcome in outcomes[1:])
 
@@ -181,11 +181,11 @@ def lonely_body(seat: Seat, how: str) -> str:
     return outcome
 
 
-def test_a_build_whose_peer_never_comes_is_broken_off_by_the_halt():
+def test_a_halt_ends_the_build_of_a_group_with_a_missing_peer():
     assert run_world(2, lonely_body, "halt")[0] == "HaltedError: generation 1 was halted in rendezvous"
 
 
-def test_a_build_whose_peer_never_comes_ends_by_its_timeout():
+def test_the_build_of_a_group_with_a_missing_peer_times_out():
     outcome = run_world(2, lonely_body, "timeout")[0]
     assert outcome.startswith(
         "PeerLostError: the group of generation 1 could not be built: rendezvous of generation 1: '1:0/1' did"
@@ -205,7 +205,7 @@ def vanished_body(seat: Seat, victim: int) -> tuple[str, float]:
 
 
 @pytest.mark.parametrize("victim", [0, 2])
-def test_a_peer_that_dies_while_the_group_is_built_fails_the_build_in_time(victim: int):
+def test_a_peer_failure_during_the_build_fails_it_in_time(victim: int):
     for outcome in run_world(3, vanished_body, victim):
         if outcome is not None:
             assert "generation 1" in outcome[0]
@@ -236,7 +236,7 @@ def reconfigured_body(seat: Seat, rounds: int) -> list[tuple[int, int]]:
     return footprints
 
 
-def test_reconfigurations_leave_no_descriptor_and_no_thread():
+def test_reconfigurations_leak_no_descriptor_and_no_thread():
     for footprints in run_world(2, reconfigured_body, 8):
         assert len(set(footprints[2:])) == 1, footprints
 
@@ -262,7 +262,7 @@ def test_a_process_can_end_while_an_operation_hangs():
         assert world.results(ranks=[0], timeout_s=60) == ["1"]
 
 
-def test_the_world_reports_what_goes_wrong_in_it():
+def test_the_local_world_reports_errors_of_its_ranks():
     with pytest.raises(WorldError, match=r"rank 0 raised:[\s\S]*ZeroDivisionError"):
         run_world(1, lambda seat: 1 / 0)
     with pytest.raises(WorldError, match="exit code 3"):
@@ -279,7 +279,7 @@ def owner_of_a_world(pipe: int) -> None:
         threading.Event().wait()
 
 
-def test_a_world_ends_with_the_process_that_made_it_however_that_ends():
+def test_a_local_world_ends_when_its_owner_process_is_killed():
     reading, writing = os.pipe()
     owner = multiprocessing.get_context("fork").Process(target=owner_of_a_world, args=(writing,))
     owner.start()
@@ -309,7 +309,7 @@ def hasty_body(seat: Seat) -> int:
     return seat.reaper.added
 
 
-def test_leaving_in_good_order_breaks_nobodys_last_operation():
+def test_orderly_leaving_breaks_no_peers_last_operation():
     assert run_world(RANKS, hasty_body) == [11] * RANKS
 
 

@@ -63,7 +63,7 @@ def acknowledged(pairs: list[Pair], size: int) -> None:
         time.sleep(0.001)
 
 
-def test_a_rate_is_told_once_enough_has_gone_out(pairs: list[Pair], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rate_is_measured_once_enough_data_is_sent(pairs: list[Pair], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link_rate, "MEASURE_S", 0.0)
     link, groups = LinkRate(), (sockets(pairs),)
     assert link.measure(groups) is None, "the first measurement has no earlier one to compare with"
@@ -82,14 +82,14 @@ def test_a_rate_is_told_once_enough_has_gone_out(pairs: list[Pair], monkeypatch:
     assert link.measure(groups) is None, "too little data allows no measurement"
 
 
-def test_it_is_looked_at_now_and_then(pairs: list[Pair], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_link_is_measured_only_at_intervals(pairs: list[Pair], monkeypatch: pytest.MonkeyPatch) -> None:
     link = LinkRate()
     link.measure((sockets(pairs),))
     monkeypatch.setattr(link_rate, "_traffic", None)
     assert link.measure((sockets(pairs),)) is None
 
 
-def test_of_several_connections_the_median_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rate_is_the_median_of_all_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link_rate, "MEASURE_S", 0.0)
     at = [SentBytes(0, 0.0)] * 3
     monkeypatch.setattr(link_rate, "_traffic", lambda _: [(n, traffic, None) for n, traffic in enumerate(at)])
@@ -99,9 +99,7 @@ def test_of_several_connections_the_median_counts(monkeypatch: pytest.MonkeyPatc
     assert link.measure(()) == (10 << 20) / 2.0
 
 
-def test_a_link_is_made_slow_once_it_is_known_how_fast_it_is(
-    pairs: list[Pair], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_link_is_slowed_down_once_its_rate_is_known(pairs: list[Pair], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link_rate, "MEASURE_S", 0.0)
     link, groups = LinkRate(), (sockets(pairs),)
     link.slow_down(groups, 100.0)
@@ -120,7 +118,7 @@ def test_a_link_is_made_slow_once_it_is_known_how_fast_it_is(
     assert rate < statistics.median(known) / 5
 
 
-def test_a_connection_that_is_gone_says_nothing(pairs: list[Pair]) -> None:
+def test_a_closed_connection_yields_no_traffic(pairs: list[Pair]) -> None:
     groups = (sockets(pairs),)
     for pair in pairs:
         pair.out.close()

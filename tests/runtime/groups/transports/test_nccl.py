@@ -66,7 +66,7 @@ def communicator_of(group: FakeGroup, reaper: GroupReaper, *, halted: bool = Fal
     )
 
 
-def test_operations_are_passed_on_and_finished_only_once_they_have_ended():
+def test_operations_are_passed_to_the_group_and_finished_after_they_end():
     group = FakeGroup(FakeWork(ended=True))
     communicator = communicator_of(group, GroupReaper())
     assert (communicator.rank, communicator.size, communicator.generation) == (1, 2, 6)
@@ -76,14 +76,14 @@ def test_operations_are_passed_on_and_finished_only_once_they_have_ended():
     assert group.calls == ["all_to_all [] [] 7", "all_to_all [1, 2] [0, 3] 7", "all_gather"]
 
 
-def test_the_commit_operation_lies_where_the_group_works():
+def test_the_commit_tensor_is_on_the_device_of_the_group():
     group = FakeGroup(FakeWork(ended=True))
     # NCCL refuses tensors in host memory.
     start_commit(communicator_of(group, GroupReaper()))
     assert group.devices == {"meta"}
 
 
-def test_large_sums_are_left_to_nccl_where_several_ranks_share_a_node():
+def test_large_sums_use_reduce_scatter_if_several_ranks_share_a_node():
     communicator = communicator_of(FakeGroup(FakeWork(ended=True)), GroupReaper())
     communicator.size, communicator.nodes = 64, 8
     # 63 hops of 7 us against 7/8 * 7/8 of the bytes at 50 GB/s
@@ -98,7 +98,7 @@ def test_large_sums_are_left_to_nccl_where_several_ranks_share_a_node():
     assert not communicator.prefers_reduce_scatter(torch.zeros(1 << 40, device="meta"))
 
 
-def test_a_reduction_of_nccls_own_is_one_call_per_bucket():
+def test_a_reduce_scatter_is_one_call_per_bucket():
     group = FakeGroup(FakeWork(ended=True))
     communicator = communicator_of(group, GroupReaper())
     communicator.prefers_reduce_scatter = lambda input: True
@@ -109,13 +109,13 @@ def test_a_reduction_of_nccls_own_is_one_call_per_bucket():
     assert group.calls == [f"reduce_scatter {BLOCK} of {2 * BLOCK}, 7"]
 
 
-def test_a_failed_operation_is_a_lost_peer():
+def test_a_failed_operation_raises_a_peer_lost_error():
     communicator = communicator_of(FakeGroup(FakeWork(ended=True, failure="remote error")), GroupReaper())
     with pytest.raises(PeerLostError, match="remote error"):
         communicator.wait(communicator.start_all_gather(torch.zeros(2), torch.zeros(1)))
 
 
-def test_a_halted_group_is_aborted_in_the_graveyard_and_used_no_more():
+def test_a_halted_group_is_aborted_by_the_reaper_and_unusable():
     group, reaper = FakeGroup(FakeWork(ended=False)), GroupReaper()
     communicator = communicator_of(group, reaper, halted=True)
     with pytest.raises(HaltedError):
@@ -129,7 +129,7 @@ def test_a_halted_group_is_aborted_in_the_graveyard_and_used_no_more():
     assert reaper.close(60)
 
 
-def test_a_world_of_one_needs_no_transport():
+def test_a_single_rank_needs_no_transport():
     board = Board(3, lambda keys: None)
     communicator = build_communicator(torch.device("cpu"), board, 0, ["a"], generation=3, reaper=GroupReaper())
     assert isinstance(communicator, LocalCommunicator)
@@ -142,5 +142,5 @@ def kind_body(seat: Seat) -> bool:
     return isinstance(communicator, GlooCommunicator)
 
 
-def test_the_cpu_gets_gloo():
+def test_gloo_is_chosen_for_the_cpu():
     assert run_world(2, kind_body) == [True, True]

@@ -82,7 +82,7 @@ def test_levels_are_those_of_the_inner_communicator():
         assert sums == [4, 6]
 
 
-def test_the_output_of_an_operation_that_was_left_stays_as_it_was():
+def test_the_output_of_an_abandoned_operation_is_unchanged():
     inner = _Endless(halt=lambda: True)
     output = torch.zeros(2)
     comm = StagedCommunicator(inner, CPU)
@@ -116,7 +116,9 @@ class _Endless(LocalCommunicator):
         (CUDA, "gloo", True, False),
     ],
 )
-def test_backend(monkeypatch: pytest.MonkeyPatch, device, backend, available, wanted):
+def test_nccl_is_chosen_by_device_backend_and_availability(
+    monkeypatch: pytest.MonkeyPatch, device, backend, available, wanted
+):
     monkeypatch.setattr(choose.dist, "is_nccl_available", lambda: available)
     assert uses_nccl(device, backend) is wanted
 

@@ -24,7 +24,7 @@ def threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == NAME]
 
 
-def test_each_operation_under_way_has_a_thread_and_idle_ones_are_used_again():
+def test_each_running_operation_has_a_thread_and_idle_threads_are_reused():
     waiters = WaitThreads(NAME)
     works = [FakeWork() for _ in range(3)]
     operations = [waiters.wait_for(work) for work in works]
