@@ -36,7 +36,7 @@ def check(cluster: Cluster, nodes: tuple[str, ...], *, experts: int = 0, first: 
 
 
 @pytest.mark.parametrize(("joins", "in_loop"), [(False, False), (True, False), (True, True)])
-def test_a_roll_back_to_before_a_change_leaves_nothing_of_it(tmp_path: Path, joins: bool, in_loop: bool) -> None:
+def test_a_rollback_removes_a_parameter_group_added_later(tmp_path: Path, joins: bool, in_loop: bool) -> None:
     """The survivors had a parameter group with state and options that the checkpoint lacks."""
     options = {"script": train, "steps": STEPS, "experts": 6, "in_loop": in_loop, "gates": (9,)}
     placing = ExpertSpec(slots=2 if joins else 3)
@@ -54,7 +54,7 @@ def test_a_roll_back_to_before_a_change_leaves_nothing_of_it(tmp_path: Path, joi
         check(cluster, ("n2", "n3", "n4") if joins else ("n4", "n5"), experts=6, first=first)
 
 
-def test_what_the_loop_changes_before_a_step_is_changed_once(tmp_path: Path) -> None:
+def test_changes_before_a_repeated_step_are_made_once(tmp_path: Path) -> None:
     """Workers die in each step that the script changes something before, and a warm standby joins after that."""
     options = {"script": train, "steps": STEPS, "in_loop": True, "gates": (2, 6)}
     with Cluster(tmp_path, nodes=3, options=options) as cluster:
@@ -75,7 +75,7 @@ def test_what_the_loop_changes_before_a_step_is_changed_once(tmp_path: Path) -> 
         check(cluster, ("n3", name))
 
 
-def test_a_step_that_goes_forward_keeps_what_the_loop_has_changed_for_it(tmp_path: Path) -> None:
+def test_a_forwarded_step_keeps_the_changes_made_before_it(tmp_path: Path) -> None:
     """The attempt is not repeated: the reduced gradients are applied with the options that they were made for."""
     options = {"script": train, "steps": STEPS, "in_loop": True, "gates": (2,)}
     with Cluster(tmp_path, nodes=4, options=options) as cluster:

@@ -26,7 +26,7 @@ class Time:
         self.at += seconds
 
 
-def test_a_micro_batch_takes_its_time_and_what_it_really_takes_is_part_of_it() -> None:
+def test_the_emulated_time_of_a_micro_batch_includes_its_real_work() -> None:
     time = Time()
     micro_batch = MicroBatchDelay(2.0, time.now, time.sleep)
     for work in (0.5, 0.0, 3.0):
@@ -37,7 +37,7 @@ def test_a_micro_batch_takes_its_time_and_what_it_really_takes_is_part_of_it() -
     assert time.slept == [1.5, 2.0]
 
 
-def test_dense_models_have_micro_batches_and_experts_have_tokens() -> None:
+def test_emulated_time_is_per_micro_batch_or_per_token_of_experts() -> None:
     dense, experts = torch.nn.Linear(2, 2), MoE(8, 8, 4, 2, seed=1)
     assert set_up_emulation(ExperimentSpec(), dense) is None
     assert set_up_emulation(ExperimentSpec(emulate_compute="0.1/micro-batch"), dense) is not None

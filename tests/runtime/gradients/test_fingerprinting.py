@@ -38,7 +38,9 @@ def test_equal_workers_have_equal_fingerprints() -> None:
         lambda state, optimizer: next(state.model.parameters()).requires_grad_(False),
     ],
 )
-def test_a_changed_setting_changes_it(change: Callable[[TrainingState, torch.optim.Optimizer], object]) -> None:
+def test_a_changed_setting_changes_the_fingerprint(
+    change: Callable[[TrainingState, torch.optim.Optimizer], object],
+) -> None:
     state, optimizer = trained()
     fingerprinting = Fingerprinting(state)
     before = fingerprinting.make(1, with_state=False)
@@ -46,7 +48,7 @@ def test_a_changed_setting_changes_it(change: Callable[[TrainingState, torch.opt
     assert fingerprinting.make(1, with_state=False).settings != before.settings
 
 
-def test_a_learning_rate_in_a_tensor_is_read_in_every_step() -> None:
+def test_a_learning_rate_tensor_is_read_at_every_step() -> None:
     rate = torch.tensor(0.1)
     state, _ = trained(lr=rate)
     fingerprinting = Fingerprinting(state)
@@ -55,7 +57,7 @@ def test_a_learning_rate_in_a_tensor_is_read_in_every_step() -> None:
     assert fingerprinting.make(2, with_state=False).settings != before.settings
 
 
-def test_options_that_were_sent_are_equal_to_those_that_were_not() -> None:
+def test_received_options_have_the_same_fingerprint_as_local_ones() -> None:
     """They come in another order, and without numpy types."""
     (state, optimizer), (other, theirs) = trained(), trained()
     optimizer.param_groups[0]["lr"] = np.float64(0.1)
@@ -70,7 +72,7 @@ def test_options_that_were_sent_are_equal_to_those_that_were_not() -> None:
 
 
 @pytest.mark.parametrize("where", ["first parameter", "last parameter", "optimizer"])
-def test_a_changed_state_changes_it_within_some_steps(where: str) -> None:
+def test_a_changed_state_changes_the_fingerprint_within_eight_steps(where: str) -> None:
     (state, _), (other, optimizer) = (trained(layers=SLICE_TENSORS // 4), trained(layers=SLICE_TENSORS // 4))
     parameters = list(other.model.parameters())
     with torch.no_grad():
@@ -82,7 +84,7 @@ def test_a_changed_state_changes_it_within_some_steps(where: str) -> None:
     assert any(one.make(n, with_state=True) != two.make(n, with_state=True) for n in range(1, 9))
 
 
-def test_settings_in_words_are_few_and_short() -> None:
+def test_readable_settings_are_bounded_in_number_and_length() -> None:
     state, optimizer = trained()
     optimizer.param_groups[0]["name"] = "x" * 500
     next(state.model.parameters()).requires_grad_(False)

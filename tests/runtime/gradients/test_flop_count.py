@@ -56,7 +56,7 @@ def computed(make: Callable[[], nn.Module], shape: tuple[int, ...], begin: Calla
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_no_bit_is_another_where_flop_are_counted(name: str) -> None:
+def test_counting_flop_does_not_change_results(name: str) -> None:
     make, shape = MODELS[name]
     plain = computed(make, shape, lambda: None)
     count = FlopCounter()
@@ -67,7 +67,7 @@ def test_no_bit_is_another_where_flop_are_counted(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["layers", "convolutions", "encoder", "recurrent"])
-def test_it_is_what_torch_counts(name: str) -> None:
+def test_the_flop_count_matches_that_of_torch(name: str) -> None:
     make, shape = MODELS[name]
     count, torchs = FlopCounter(), FlopCounterMode(display=False)
     computed(make, shape, count.start)
@@ -77,7 +77,7 @@ def test_it_is_what_torch_counts(name: str) -> None:
     assert found == torchs.get_total_flops()
 
 
-def test_attention_on_this_machine_is_what_its_products_take() -> None:
+def test_the_flop_of_attention_are_those_of_its_matrix_products() -> None:
     count = FlopCounter()
     computed(*MODELS["attention"], count.start)
     tokens, score = 4 * 24, 2 * 4 * 4 * 24 * 24 * 8
@@ -86,7 +86,7 @@ def test_attention_on_this_machine_is_what_its_products_take() -> None:
     assert count.stop() == 2 * (2 * tokens * 32 * 96) + 3 * (2 * tokens * 32 * 32) + 7 * score
 
 
-def test_experts_are_what_each_tokens_experts_take() -> None:
+def test_the_flop_of_experts_follow_the_experts_per_token() -> None:
     count = FlopCounter()
     computed(*MODELS["experts"], count.start)
     tokens, router = 16, 2 * 16 * 32 * 4
@@ -106,7 +106,7 @@ def test_experts_are_what_each_tokens_experts_take() -> None:
         lambda: torch.cdist(torch.randn(30, 3), torch.randn(30, 3)),
     ],
 )
-def test_nothing_is_said_where_an_operation_is_not_known(compute: Callable[[], object]) -> None:
+def test_no_flop_are_reported_after_an_unknown_operation(compute: Callable[[], object]) -> None:
     count = FlopCounter()
     count.start()
     torch.randn(4, 4) @ torch.randn(4, 4)
@@ -114,7 +114,7 @@ def test_nothing_is_said_where_an_operation_is_not_known(compute: Callable[[], o
     assert count.stop() is None
 
 
-def test_nothing_is_said_of_an_operation_that_is_not_torchs() -> None:
+def test_no_flop_are_reported_after_a_custom_operation() -> None:
     library = torch.library.Library("holdfast_tests", "DEF")
     library.define("twice(Tensor x) -> Tensor")
     library.impl("twice", lambda x: x * 2, "CPU")
@@ -124,7 +124,7 @@ def test_nothing_is_said_of_an_operation_that_is_not_torchs() -> None:
     assert count.stop() is None
 
 
-def test_nothing_is_counted_where_something_was_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_flop_are_counted_if_code_may_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flop_count, "may_be_compiled", lambda: True)
     count = FlopCounter()
     count.start()
@@ -132,7 +132,7 @@ def test_nothing_is_counted_where_something_was_compiled(monkeypatch: pytest.Mon
     assert _get_current_dispatch_mode() is None
 
 
-def test_what_is_given_to_torch_compile_is_seen() -> None:
+def test_a_call_of_torch_compile_is_detected() -> None:
     from torch._dynamo import eval_frame
 
     before = dict(eval_frame.cached_backends)
@@ -151,7 +151,7 @@ class Own(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_a_mode_of_the_scripts_own_is_left_where_it_is() -> None:
+def test_a_dispatch_mode_of_the_script_is_not_removed() -> None:
     count, own = FlopCounter(), Own()
     with own:
         count.start()
@@ -178,7 +178,7 @@ def counted_in(first: FirstRoundCounter) -> list[bool]:
     return found
 
 
-def test_only_the_first_round_of_a_generations_second_step_is_counted() -> None:
+def test_flop_are_counted_in_round_one_of_the_second_step_per_generation() -> None:
     first = FirstRoundCounter()
     first.start_attempt(1, 5, asked=True)
     assert counted_in(first) == [False, False]
@@ -192,7 +192,7 @@ def test_only_the_first_round_of_a_generations_second_step_is_counted() -> None:
     assert counted_in(first) == [False, False]
 
 
-def test_a_round_that_was_left_in_the_middle_is_counted_no_further() -> None:
+def test_an_abandoned_round_is_no_longer_counted() -> None:
     first = FirstRoundCounter()
     first.start_attempt(1, 1, asked=True)
     first.start_attempt(1, 2, asked=True)

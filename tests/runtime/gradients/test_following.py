@@ -50,7 +50,7 @@ def tensors(followers: Followers) -> list[torch.Tensor]:
     return found
 
 
-def test_they_are_what_a_plain_loop_makes_them() -> None:
+def test_schedulers_and_averages_match_a_plain_loop() -> None:
     gan, plain = Gan(), Gan()
     mine, theirs = Followers(gan), Followers(plain)
     job = protected(gan, mine)
@@ -78,7 +78,7 @@ def test_they_are_what_a_plain_loop_makes_them() -> None:
     assert int(mine.mean.n_averaged) == 2
 
 
-def test_they_resume_with_the_step(tmp_path: Path) -> None:
+def test_schedulers_and_averages_resume_with_the_step(tmp_path: Path) -> None:
     def trained(steps: int, directory: Path | str) -> Followers:
         gan = Gan()
         followers = Followers(gan)
@@ -90,7 +90,7 @@ def test_they_resume_with_the_step(tmp_path: Path) -> None:
     assert second.plateau.state_dict() == whole.plateau.state_dict()
 
 
-def test_weights_are_averaged_with_a_rate_of_their_own() -> None:
+def test_stochastic_weight_averaging_matches_plain_pytorch() -> None:
     """SWA as in torch's documentation: a schedule that ends in SWALR, a mean from then on, and update_bn at the end."""
 
     def made() -> tuple[torch.nn.Module, torch.optim.Optimizer, SequentialLR, AveragedModel]:
@@ -133,7 +133,7 @@ def test_weights_are_averaged_with_a_rate_of_their_own() -> None:
     update_bn(torch.utils.data.DataLoader(TensorDataset(X), batch_size=4), mean)
 
 
-def test_a_scheduler_that_needs_a_metric_and_has_nobody_to_give_it_is_refused() -> None:
+def test_a_scheduler_that_needs_a_metric_without_a_source_is_refused() -> None:
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     extra = {"plateau": ReduceLROnPlateau(optimizer)}
@@ -143,7 +143,7 @@ def test_a_scheduler_that_needs_a_metric_and_has_nobody_to_give_it_is_refused() 
 
 
 @pytest.mark.parametrize("at", [1, 2], ids=["its own optimizer's step", "another's"])
-def test_a_schedule_that_the_script_steps_as_well_is_refused(at: int) -> None:
+def test_a_scheduler_also_stepped_by_the_script_is_refused(at: int) -> None:
     """A user who steps the schedule in after_apply, as other extras are changed there, would double its speed."""
     gan, job = Gan(), Job(None)
     schedule = gan.schedules["generator schedule"]
@@ -164,7 +164,7 @@ def chained(optimizer: torch.optim.Optimizer) -> ChainedScheduler:
     return ChainedScheduler([SequentialLR(optimizer, parts, [3]), ExponentialLR(optimizer, 0.8)])
 
 
-def test_a_chained_schedule_is_stepped_as_in_a_plain_loop(tmp_path: Path) -> None:
+def test_a_chained_scheduler_is_stepped_as_in_a_plain_loop(tmp_path: Path) -> None:
     def rates(steps: int) -> list[float]:
         model = torch.nn.Linear(4, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -187,7 +187,7 @@ def test_a_chained_schedule_is_stepped_as_in_a_plain_loop(tmp_path: Path) -> Non
     assert rates(4) + rates(8) == expected, "the second run resumes"
 
 
-def test_a_chained_schedule_that_the_script_steps_as_well_is_refused() -> None:
+def test_a_chained_scheduler_also_stepped_by_the_script_is_refused() -> None:
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     schedule, job = chained(optimizer), Job(None)

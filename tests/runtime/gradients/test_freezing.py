@@ -103,7 +103,7 @@ CASES = {
 
 @pytest.mark.parametrize("in_loop", [False, True])
 @pytest.mark.parametrize("case", CASES)
-def test_it_trains_as_plain_pytorch_does(case: str, in_loop: bool) -> None:
+def test_parameters_frozen_or_added_later_train_like_plain_pytorch(case: str, in_loop: bool) -> None:
     make, change = CASES[case]
     ours, plain = make(), make()
     first = values(ours)
@@ -114,7 +114,7 @@ def test_it_trains_as_plain_pytorch_does(case: str, in_loop: bool) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_resumed_job_trains_what_the_job_before_trained(case: str, tmp_path: Path) -> None:
+def test_a_resumed_job_trains_the_same_parameters(case: str, tmp_path: Path) -> None:
     make, change = CASES[case]
     whole, begun, resumed = make(), make(), make()
     whole.train(9, lambda: change(whole))
@@ -133,7 +133,7 @@ def adopt(target: TrainingState, source: TrainingState) -> None:
     target.adopt(view.manifest, tensors)
 
 
-def test_a_state_from_before_a_group_was_added_takes_the_group_away_again() -> None:
+def test_an_older_state_removes_a_parameter_group_added_later() -> None:
     """The optimizer's state of its parameters goes too: its memory is reused for the received state."""
     before, after = Script(both=False, frozen=True), Script(both=False, frozen=True)
     older, newer = (script.train(1, lambda: None)._session for script in (before, after))
@@ -152,7 +152,7 @@ def test_a_state_from_before_a_group_was_added_takes_the_group_away_again() -> N
     assert set(after.optimizer.state) == set(after.last.parameters())
 
 
-def test_a_group_added_to_an_optimizer_of_named_parameters_goes_over() -> None:
+def test_a_received_state_adds_a_group_of_named_parameters() -> None:
     scripts = [Script(both=False, frozen=True) for _ in range(2)]
     states: list[TrainingState] = []
     for script in scripts:
@@ -165,7 +165,7 @@ def test_a_group_added_to_an_optimizer_of_named_parameters_goes_over() -> None:
     assert scripts[1].first.weight.requires_grad
 
 
-def test_only_groups_on_both_sides_are_compared_with_a_checkpoint() -> None:
+def test_only_groups_present_on_both_sides_are_compared() -> None:
     """Each optimizer is compared with itself: a group that the first one lacks does not shift the second one's."""
     script = Script(both=False)
     first = torch.optim.SGD([script.first.weight], lr=0.1)
@@ -176,7 +176,7 @@ def test_only_groups_on_both_sides_are_compared_with_a_checkpoint() -> None:
     assert list(changed_settings(optimizers.settings(), before)) == []
 
 
-def test_the_manifest_says_what_is_frozen() -> None:
+def test_the_manifest_lists_frozen_parameters() -> None:
     """The state's hash covers the manifest, so replicas that train different parameters never compare equal."""
     script = Script()
     session = script.train(1, lambda: None)._session
@@ -187,7 +187,7 @@ def test_the_manifest_says_what_is_frozen() -> None:
     assert (trained.frozen, frozen.frozen) == ((), (0, 1))
 
 
-def test_a_loop_that_is_left_in_the_middle_of_a_step_saves_nothing_of_that_step(tmp_path: Path) -> None:
+def test_changes_of_an_unfinished_step_are_not_saved(tmp_path: Path) -> None:
     """The resumed loop runs this step again, and would otherwise change the learning rate twice."""
     script, job = Script(), Job(None, checkpoint_dir=str(tmp_path), checkpoint_every=100)
     job.protect(script.model, script.optimizer, TensorDataset(X, Y), global_batch=8, micro_batch=4)
@@ -208,7 +208,7 @@ def test_a_loop_that_is_left_in_the_middle_of_a_step_saves_nothing_of_that_step(
 
 
 @pytest.mark.parametrize("case", ["freeze", "unfreeze"])
-def test_a_change_in_the_middle_of_a_step_is_refused(case: str) -> None:
+def test_changes_between_micro_batches_of_a_step_are_refused(case: str) -> None:
     make, change = CASES[case]
     script = make()
     job = Job(None)
@@ -224,14 +224,14 @@ def test_a_change_in_the_middle_of_a_step_is_refused(case: str) -> None:
         compute()
 
 
-def test_a_group_with_a_parameter_that_the_model_has_not_is_refused() -> None:
+def test_a_group_with_a_parameter_outside_the_model_is_refused() -> None:
     script = Script()
     new = torch.nn.Linear(4, 4).double()
     with pytest.raises(StepUseError, match=r"shape \(4, 4\) that the model given to job\.protect\(\) does not have"):
         script.train(6, lambda: script.optimizer.add_param_group({"params": list(new.parameters())}))
 
 
-def test_a_parameter_that_is_added_to_a_second_optimizer_is_refused() -> None:
+def test_a_parameter_added_to_a_second_optimizer_is_refused() -> None:
     script = Script(both=False)
     other = torch.optim.SGD(script.first.parameters(), lr=0.1)
     job = Job(None)
@@ -249,7 +249,7 @@ def test_a_parameter_that_is_added_to_a_second_optimizer_is_refused() -> None:
         train()
 
 
-def test_settings_that_a_checkpoint_changes_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_settings_changed_by_a_checkpoint_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     script = Script()
     script.train(2, lambda: None, directory=tmp_path)
     resumed = Script(frozen=True)
@@ -265,7 +265,7 @@ def test_settings_that_a_checkpoint_changes_are_told(tmp_path: Path, caplog: pyt
     assert any("trains 0.weight, 0.bias, unlike the script" in one for one in logged)
 
 
-def test_a_checkpoint_that_does_not_say_what_is_frozen_changes_nothing() -> None:
+def test_a_checkpoint_without_frozen_parameters_listed_freezes_nothing() -> None:
     """Checkpoints of earlier versions have no such field."""
     script = Script(frozen=True)
     session = script.train(1, lambda: None)._session

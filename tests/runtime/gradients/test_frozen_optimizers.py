@@ -27,7 +27,7 @@ def near(values: Any) -> Any:
     ids=["plain", "clipped", "scaled"],
 )
 @pytest.mark.parametrize("experts", [0, 4])
-def test_it_trains_as_plain_pytorch_does(experts: int, options: dict[str, Any]) -> None:
+def test_optimizers_with_frozen_parameters_train_like_plain_pytorch(experts: int, options: dict[str, Any]) -> None:
     ours, plain = Turns(experts), Turns(experts)
     losses = ours.train(Job(None), **options)
     assert losses == near(plain.train_plainly(clips="clips" in options))
@@ -35,7 +35,7 @@ def test_it_trains_as_plain_pytorch_does(experts: int, options: dict[str, Any]) 
 
 
 @pytest.mark.parametrize("experts", [0, 4])
-def test_it_does_so_in_a_job_that_loses_a_worker_meanwhile(tmp_path: Path, experts: int) -> None:
+def test_frozen_optimizers_match_plain_pytorch_despite_a_worker_loss(tmp_path: Path, experts: int) -> None:
     """Also with more workers than a step has micro-batches, and with notes next to the gradients."""
     options = {"script": train, "steps": STEPS, "experts": experts}
     with Cluster(tmp_path, nodes=3, options=options) as cluster:
@@ -50,7 +50,7 @@ def test_it_does_so_in_a_job_that_loses_a_worker_meanwhile(tmp_path: Path, exper
 
 
 @pytest.mark.parametrize("experts", [0, 4])
-def test_experts_alone_can_be_trained(experts: int) -> None:
+def test_experts_or_dense_layers_can_be_trained_alone(experts: int) -> None:
     """Alternatively only the layers next to them train."""
     script, job = Turns(experts or 4), Job(None)
     trained = {name for name, _ in script.model.named_parameters() if ("experts" in name) == bool(experts)}
@@ -70,7 +70,7 @@ def test_experts_alone_can_be_trained(experts: int) -> None:
 
 @pytest.mark.parametrize("in_loop", [False, True])
 @pytest.mark.parametrize("several", [False, True])
-def test_nothing_left_to_train_is_refused_with_the_remedy(several: bool, in_loop: bool) -> None:
+def test_freezing_all_parameters_is_refused_with_a_remedy(several: bool, in_loop: bool) -> None:
     script, job = Turns(), Job(None)
     optimizer = script.optimizers if several else torch.optim.SGD(script.model.parameters(), lr=0.1)
     done: list[int] = []

@@ -37,25 +37,25 @@ def taken(notes: list[bytes], of_ranks: list[bytes]) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(("reduce", "expected"), [("mean", 2.0), ("sum", 6.0), ("min", 0.5), ("max", 4.0)])
-def test_values_of_micro_batches_are_reduced_over_those_that_log_them(reduce: str, expected: float) -> None:
+def test_logged_values_are_reduced_over_the_micro_batches_that_log_them(reduce: str, expected: float) -> None:
     notes = [note({"a": value}, reduce) for value in (1.5, 4.0, 0.5)]
     assert taken([notes[0], b"", *notes[1:]], [b""]) == {"a": expected}
 
 
-def test_what_is_the_same_everywhere_stays_what_it_is() -> None:
+def test_the_mean_of_equal_values_is_exact() -> None:
     """0.1 + 0.1 + 0.1 divided by 3 is not 0.1."""
     value = 0.1
     assert sum([value] * 3) / 3 != value
     assert taken([note({"rate": value})] * 3, [own({"other": value})] * 3) == {"other": value, "rate": value}
 
 
-def test_names_come_in_alphabetical_order_whoever_logs_them_first() -> None:
+def test_metrics_are_in_alphabetical_order() -> None:
     assert list(taken([note({"b": 1, "a": 2}), note({"c": 1})], [own({"ab": 1})])) == ["a", "ab", "b", "c"]
 
 
 @pytest.mark.parametrize("reduce", ["mean", "sum", "min", "max"])
 @pytest.mark.parametrize("place", [0, 1])
-def test_no_number_stays_none(reduce: str, place: int) -> None:
+def test_nan_and_infinity_are_kept_by_every_reduction(reduce: str, place: int) -> None:
     values = [1.0, 1.0]
     values[place] = math.nan
     assert math.isnan(taken([note({"a": value}, reduce) for value in values], [b""])["a"])
@@ -66,12 +66,12 @@ def test_no_number_stays_none(reduce: str, place: int) -> None:
     "value",
     [2, 2.0, np.float32(2), np.int64(2), torch.tensor(2), torch.tensor([2.0], requires_grad=True), torch.ones(1) * 2],
 )
-def test_numbers_of_all_kinds(value: Any) -> None:
+def test_numbers_of_all_types_can_be_logged(value: Any) -> None:
     assert taken([note({"a": value})], [b""]) == {"a": 2.0}
     assert taken([note({"a": True})], [b""]) == {"a": 1.0}
 
 
-def test_a_value_is_the_one_that_it_was_when_it_was_logged() -> None:
+def test_a_logged_tensor_is_read_when_it_is_logged() -> None:
     value, logged = torch.tensor(1.0), LoggedValues()
     logged.on_micro_batch_start(1, 0)
     logged.log({"a": value}, "mean")
@@ -79,7 +79,7 @@ def test_a_value_is_the_one_that_it_was_when_it_was_logged() -> None:
     assert taken([logged.make_note()], [b""]) == {"a": 1.0}
 
 
-def test_the_last_value_of_a_micro_batch_counts_and_nothing_of_an_attempt_that_was_left() -> None:
+def test_the_last_value_of_a_micro_batch_is_used_in_the_current_attempt() -> None:
     logged = LoggedValues()
     logged.log({"own": 1.0}, "mean")
     logged.on_micro_batch_start(1, 0)
@@ -113,12 +113,12 @@ def test_the_last_value_of_a_micro_batch_counts_and_nothing_of_an_attempt_that_w
         ({f"{number:100}": 1.0 for number in range(200)}, "mean", f"a step may log {MAX_METRICS_BYTES}: log fewer"),
     ],
 )
-def test_what_cannot_be_logged_is_refused(values: Any, reduce: str, why: str) -> None:
+def test_invalid_log_values_are_refused(values: Any, reduce: str, why: str) -> None:
     with pytest.raises(BadInputError, match=why):
         LoggedValues().log(values, reduce)
 
 
-def test_a_name_has_one_meaning() -> None:
+def test_a_metric_name_cannot_be_logged_in_two_ways() -> None:
     logged = LoggedValues()
     logged.log({"a": 1.0}, "mean")
     with pytest.raises(BadInputError, match="'a' is reduced by sum here and by mean elsewhere"):
@@ -127,7 +127,7 @@ def test_a_name_has_one_meaning() -> None:
         taken([note({"a": 1.0})], [own({"a": 1.0})])
 
 
-def test_what_all_ranks_log_together_is_bounded_too() -> None:
+def test_the_values_logged_by_all_ranks_together_are_bounded() -> None:
     each = [own({f"{rank}/{number:100}": 1.0 for number in range(100)}) for rank in range(2)]
     with pytest.raises(BadInputError, match=f"a step may log {MAX_METRICS_BYTES}"):
         taken([b""], each)

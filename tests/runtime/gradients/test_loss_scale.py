@@ -29,7 +29,9 @@ CPU = torch.device("cpu")
     growth=st.sampled_from([2.0, 1.3]),
     interval=st.integers(1, 4),
 )
-def test_the_scale_moves_as_torchs_own(skipped: list[bool], scale: float, growth: float, interval: int) -> None:
+def test_the_scale_changes_like_a_torch_grad_scaler(
+    skipped: list[bool], scale: float, growth: float, interval: int
+) -> None:
     def fresh() -> GradScaler:
         return GradScaler("cpu", init_scale=scale, growth_factor=growth, backoff_factor=0.7, growth_interval=interval)
 
@@ -57,7 +59,7 @@ def test_the_scale_moves_as_torchs_own(skipped: list[bool], scale: float, growth
         (None, 3, 1.0, False),
     ],
 )
-def test_a_scale_explains_a_skipped_step_only_while_it_can_be_lowered_and_the_loss_is_finite(
+def test_an_overflow_requires_a_finite_loss_and_a_reducible_scale(
     scale: float | None, nonfinite: int, loss: float, explained: bool
 ) -> None:
     scaler = GradScaler("cpu", init_scale=scale) if scale is not None else None
@@ -98,7 +100,7 @@ class Trained:
         return self
 
 
-def test_a_power_of_two_changes_no_bit() -> None:
+def test_a_power_of_two_scale_does_not_change_results() -> None:
     plain, scaled = Trained().run(6, half=False, scaler=None), Trained().run(6, half=False)
     assert scaled.skipped == []
     assert plain.losses == scaled.losses
@@ -106,12 +108,12 @@ def test_a_power_of_two_changes_no_bit() -> None:
         assert mine.equal(theirs)
 
 
-def test_a_disabled_scaler_is_none() -> None:
+def test_a_disabled_scaler_has_no_effect() -> None:
     plain = Trained().run(3, half=False, scaler=None)
     assert Trained().run(3, half=False, scaler=GradScaler("cpu", enabled=False)).losses == plain.losses
 
 
-def test_it_trains_as_plain_pytorch_with_a_scaler_does() -> None:
+def test_a_job_with_a_scaler_trains_like_plain_pytorch() -> None:
     """Plain PyTorch divides each micro-batch's loss by their number before scaling, so the same steps overflow."""
     ours = Trained().run(12)
     assert ours.skipped
@@ -135,7 +137,7 @@ def test_it_trains_as_plain_pytorch_with_a_scaler_does() -> None:
         torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-6)
 
 
-def test_a_checkpoint_brings_the_scale_back(tmp_path: Path) -> None:
+def test_a_checkpoint_restores_the_loss_scale(tmp_path: Path) -> None:
     whole = Trained().run(9)
     Trained(tmp_path).run(5)
     second = Trained(tmp_path).run(9)
@@ -151,7 +153,7 @@ def test_a_checkpoint_brings_the_scale_back(tmp_path: Path) -> None:
         ({"scaler": None, "extra": {"mine": GradScaler("cpu")}}, r"extra\['mine'\] is a GradScaler: pass it as scaler"),
     ],
 )
-def test_bad_input_is_one_clear_line(options: dict[str, Any], words: str) -> None:
+def test_bad_input_is_reported_in_one_line(options: dict[str, Any], words: str) -> None:
     with pytest.raises(BadInputError, match=words) as caught:
         Trained().run(1, **options)
     assert "\n" not in str(caught.value)
@@ -164,7 +166,7 @@ def test_float16_parameters_are_refused() -> None:
         trained.run(1)
 
 
-def test_running_statistics_move_in_a_step_that_overflows() -> None:
+def test_running_statistics_are_updated_in_a_step_that_overflows() -> None:
     """In plain PyTorch as well, the forward pass is already done when the step overflows."""
     model = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
     before = [parameter.clone() for parameter in model.parameters()]

@@ -40,7 +40,7 @@ def assert_same(found: Story, expected: Story) -> None:
     assert losses == pytest.approx({step: loss for step, (loss, _) in expected.items()}, rel=1e-9)
 
 
-def test_all_skip_the_same_steps_and_the_samples_count(tmp_path: Path, undisturbed: Story) -> None:
+def test_all_workers_skip_the_same_steps_and_count_their_samples(tmp_path: Path, undisturbed: Story) -> None:
     skipped = [step for step, (_, skip) in undisturbed.items() if skip]
     assert skipped[:3] == [1, 2, 3]
     assert len(skipped) > 3, "the scale has grown back and overflowed again"
@@ -53,7 +53,9 @@ def test_all_skip_the_same_steps_and_the_samples_count(tmp_path: Path, undisturb
 
 
 @pytest.mark.parametrize(("phase", "step"), [("voted", 3), ("passed", 3), ("applying", 4)])
-def test_a_node_dies_in_a_skipped_step(tmp_path: Path, undisturbed: Story, phase: str, step: int) -> None:
+def test_a_node_death_in_or_after_a_skipped_step_does_not_change_results(
+    tmp_path: Path, undisturbed: Story, phase: str, step: int
+) -> None:
     """Or right after it, when the scale has just changed."""
     with opened(tmp_path, 3, 2) as cluster:
         cluster.wait("step 1", lambda: bool(cluster.of(ev.StepCommitted)))
@@ -69,7 +71,7 @@ def test_a_node_dies_in_a_skipped_step(tmp_path: Path, undisturbed: Story, phase
         assert cluster.exit_codes()["n2"] == -9
 
 
-def test_a_joiner_has_the_scale(tmp_path: Path, undisturbed: Story) -> None:
+def test_a_joining_node_receives_the_loss_scale(tmp_path: Path, undisturbed: Story) -> None:
     with opened(tmp_path, 2, 6) as cluster:
         cluster.wait("step 5", lambda: len(cluster.of(ev.StepCommitted)) >= 5)
         cluster.add()
@@ -81,7 +83,7 @@ def test_a_joiner_has_the_scale(tmp_path: Path, undisturbed: Story) -> None:
         assert cluster.of(ev.StepCommitted)[-1].world_size == 3
 
 
-def test_a_rollback_restores_the_scale(tmp_path: Path, undisturbed: Story) -> None:
+def test_a_rollback_restores_the_loss_scale(tmp_path: Path, undisturbed: Story) -> None:
     with opened(tmp_path, 2, 8, checkpoint_every=3) as cluster:
         cluster.wait("step 7", lambda: len(cluster.of(ev.StepCommitted)) >= 7)
         cluster.wait("a checkpoint", lambda: bool(cluster.of(ev.CheckpointSaved)))

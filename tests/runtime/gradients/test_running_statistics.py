@@ -99,7 +99,7 @@ def twice(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     ],
     ids=str,
 )
-def test_running_statistics_are_those_of_one_process(model: nn.Module, forward: Forward, ranks: int) -> None:
+def test_running_statistics_match_a_single_process(model: nn.Module, forward: Forward, ranks: int) -> None:
     if torch.float64 in {buffer.dtype for buffer in model.buffers()}:
         forward = lambda model, x, of=forward: of(model, x.double())  # noqa: E731
     found = combined(model, ranks, forward)
@@ -107,14 +107,14 @@ def test_running_statistics_are_those_of_one_process(model: nn.Module, forward: 
     assert_same(found, combined(model, 1, forward))
 
 
-def test_the_order_of_the_micro_batches_counts_and_not_that_of_the_ranks() -> None:
+def test_statistics_follow_the_micro_batch_order_not_the_rank_order() -> None:
     """The last micro-batches count most, on whichever rank."""
     one = nn.BatchNorm2d(5, momentum=0.9)
     mean = combined(one, 3)["running_mean"]
     assert torch.allclose(mean, BATCHES[-1].mean((0, 2, 3)), atol=0.5)
 
 
-def test_a_forward_pass_that_backward_runs_again_counts_once() -> None:
+def test_a_recomputed_forward_pass_counts_once() -> None:
     model = nn.Sequential(nn.Conv2d(5, 5, 1), nn.BatchNorm2d(5), instance_norm(5))
 
     def saved(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -126,7 +126,7 @@ def test_a_forward_pass_that_backward_runs_again_counts_once() -> None:
     assert_same(combined(model, 2, saved), in_turn(model), rtol=2e-6, atol=2e-6)
 
 
-def test_a_layer_in_eval_mode_or_not_called_keeps_its_statistics() -> None:
+def test_layers_in_eval_mode_or_not_called_keep_their_statistics() -> None:
     model = nn.ModuleDict({"used": nn.BatchNorm2d(5), "frozen": nn.BatchNorm2d(5).eval(), "idle": nn.BatchNorm2d(5)})
 
     def forward(model: Any, x: torch.Tensor) -> torch.Tensor:
@@ -135,7 +135,7 @@ def test_a_layer_in_eval_mode_or_not_called_keeps_its_statistics() -> None:
     assert_same(combined(model, 2, forward), in_turn(model, forward), rtol=2e-6, atol=2e-6)
 
 
-def test_the_state_s_tensors_are_written_to_in_apply_alone() -> None:
+def test_statistics_in_the_state_change_only_in_apply() -> None:
     """State that is sent or saved while a micro-batch is computed must be consistent."""
     model = nn.BatchNorm2d(5)
     statistics = RunningStatistics(model)
@@ -155,7 +155,7 @@ def test_the_state_s_tensors_are_written_to_in_apply_alone() -> None:
     assert model.running_mean is statistics.state["running_mean"]
 
 
-def test_a_micro_batch_that_was_left_leaves_nothing() -> None:
+def test_an_abandoned_micro_batch_does_not_change_statistics() -> None:
     model = nn.BatchNorm2d(5)
     statistics = RunningStatistics(model)
     first = buffers(model)
@@ -170,7 +170,7 @@ def test_a_micro_batch_that_was_left_leaves_nothing() -> None:
 
 
 @pytest.mark.parametrize("make", [spectral_norm, parametrizations.spectral_norm])
-def test_one_power_iteration_a_step_is_in_force(make: Callable[..., nn.Module]) -> None:
+def test_spectral_norm_makes_one_power_iteration_per_step(make: Callable[..., nn.Module]) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), make(nn.Linear(60, 4)))
     expected = copy.deepcopy(model)
@@ -182,7 +182,7 @@ def test_one_power_iteration_a_step_is_in_force(make: Callable[..., nn.Module]) 
         assert not torch.equal(tensor, buffers(model)[name])
 
 
-def test_a_model_without_them_says_nothing() -> None:
+def test_a_model_without_running_statistics_has_empty_notes() -> None:
     statistics = RunningStatistics(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3, track_running_stats=False)))
     statistics.on_micro_batch_start(1, 0)
     statistics.on_forward_done()
@@ -195,7 +195,7 @@ class OwnNorm(nn.BatchNorm2d):
         return super().forward(input[:3])
 
 
-def test_what_cannot_be_combined_is_refused_by_name() -> None:
+def test_layers_with_custom_statistics_are_refused_by_name() -> None:
     with pytest.raises(BadInputError, match=r"module '' is a OwnNorm with a forward pass of its own: .* BatchNorm of"):
         RunningStatistics(OwnNorm(5))
     RunningStatistics(OwnNorm(5).eval())

@@ -38,7 +38,7 @@ class Script:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_an_optimizer_step_of_the_script_s_own_is_refused_with_its_line(when: str) -> None:
+def test_a_direct_optimizer_step_is_refused_with_its_line(when: str) -> None:
     script = Script()
     job = script.protect()
     step, nothing = script.optimizer.step, lambda: None
@@ -46,14 +46,14 @@ def test_an_optimizer_step_of_the_script_s_own_is_refused_with_its_line(when: st
         script.train(job, step if when == "before" else nothing, step if when == "after" else nothing)
 
 
-def test_a_step_in_after_apply_is_refused() -> None:
+def test_an_optimizer_step_in_after_apply_is_refused() -> None:
     script = Script()
     job = script.protect(after_apply=lambda step: script.optimizer.step())
     with pytest.raises(StepUseError, match="remove the line"):
         script.train(job, lambda: None, lambda: None)
 
 
-def test_an_optimizer_whose_step_calls_the_one_that_it_overrides_may_step() -> None:
+def test_an_optimizer_subclass_may_call_the_step_of_its_base_class() -> None:
     class Counting(torch.optim.SGD):
         def step(self, closure: Any = None) -> Any:
             return super().step(closure)
@@ -71,7 +71,7 @@ def test_an_optimizer_whose_step_calls_the_one_that_it_overrides_may_step() -> N
         lambda one: SequentialLR(one, [ConstantLR(one), LinearLR(one)], [2]),
     ],
 )
-def test_a_scheduler_that_is_not_in_extra_is_refused_with_the_line_that_steps_it(make: Any) -> None:
+def test_a_scheduler_missing_from_extra_is_refused_with_its_line(make: Any) -> None:
     script = Script()
     sched = make(script.optimizer)
     with pytest.raises(BadInputError, match=r"LR\w* \w+ drives .* not in extra") as refused:
@@ -92,7 +92,7 @@ def test_the_refusal_names_the_variable_and_the_line() -> None:
         my_schedule.step()  # this line
 
 
-def test_a_scheduler_that_is_made_after_protect_is_refused_at_the_next_step() -> None:
+def test_a_scheduler_created_after_protect_is_refused_at_the_next_step() -> None:
     script = Script()
     job = script.protect()
     made: list[object] = []
@@ -114,7 +114,7 @@ class Container:
             one.load_state_dict(state[str(number)])
 
 
-def test_schedulers_in_extra_or_in_an_object_there_are_accepted(caplog: pytest.LogCaptureFixture) -> None:
+def test_schedulers_in_extra_or_nested_in_it_are_accepted(caplog: pytest.LogCaptureFixture) -> None:
     script = Script()
     parts = [ConstantLR(script.optimizer), LinearLR(script.optimizer)]
     script.protect(extra={"schedule": SequentialLR(script.optimizer, parts, [2])})
@@ -124,7 +124,7 @@ def test_schedulers_in_extra_or_in_an_object_there_are_accepted(caplog: pytest.L
         script.train(script.protect(extra={"mine": contained}), lambda: None, lambda: None)
 
 
-def test_a_scheduler_that_exists_no_longer_does_no_harm() -> None:
+def test_a_deleted_scheduler_is_ignored() -> None:
     script = Script()
     CosineAnnealingLR(script.optimizer, 300)
     script.train(script.protect(), lambda: None, lambda: None)

@@ -42,7 +42,7 @@ def run(gan: Gan, steps: int, directory: Path | str = "", **options: Any) -> lis
 
 
 @pytest.mark.parametrize("norms", [None, 0.05, {"critic": 0.05}])
-def test_it_trains_as_plain_pytorch_does(norms: float | dict[str, float] | None) -> None:
+def test_alternating_optimizers_train_like_plain_pytorch(norms: float | dict[str, float] | None) -> None:
     gan, plain = Gan(), Gan()
     job = Job(None)
     gan.protect(job, max_grad_norm=norms)
@@ -71,7 +71,7 @@ def test_it_trains_as_plain_pytorch_does(norms: float | dict[str, float] | None)
     assert updates == [*UPDATES] * 3
 
 
-def test_a_job_resumes_in_the_middle_of_the_turns(tmp_path: Path) -> None:
+def test_a_job_resumes_within_a_cycle_of_optimizers(tmp_path: Path) -> None:
     whole = run(Gan(), 8)
     first = run(Gan(), 5, tmp_path)
     second = run(Gan(), 8, tmp_path)
@@ -80,7 +80,7 @@ def test_a_job_resumes_in_the_middle_of_the_turns(tmp_path: Path) -> None:
         assert same(found[2], expected[2])
 
 
-def test_without_an_order_each_has_its_turn() -> None:
+def test_optimizers_alternate_without_an_explicit_order() -> None:
     gan, job = Gan(), Job(None)
     gan.protect(job, updates=None)
     updates = []
@@ -91,7 +91,7 @@ def test_without_an_order_each_has_its_turn() -> None:
     assert updates == ["generator", "critic", "generator"]
 
 
-def test_a_loss_scale_skips_the_update_that_overflows_and_no_other() -> None:
+def test_a_loss_scale_skips_only_the_update_that_overflows() -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=100)
     gan, job = Gan(), Job(None)
     gan.protect(job, scaler=scaler)
@@ -107,7 +107,7 @@ def test_a_loss_scale_skips_the_update_that_overflows_and_no_other() -> None:
         assert scaler.get_scale() == (4.0 if step.number == 1 else 2.0)
 
 
-def test_gradients_that_the_other_s_parameters_were_given_by_hand_are_refused() -> None:
+def test_manual_gradients_of_another_optimizer_are_refused() -> None:
     gan, job = Gan(), Job(None)
     gan.protect(job)
     step = next(job.steps(1))
@@ -118,7 +118,7 @@ def test_gradients_that_the_other_s_parameters_were_given_by_hand_are_refused() 
         step.backward(gan.loss("critic", real))
 
 
-def test_a_parameter_that_is_unfrozen_later_is_trained_in_its_optimizer_s_turn() -> None:
+def test_a_parameter_unfrozen_later_is_trained_by_its_optimizer() -> None:
     gan, job = Gan(), Job(None)
     unfrozen = gan.model["generator"][0].weight
     unfrozen.requires_grad_(False)
@@ -133,7 +133,7 @@ def test_a_parameter_that_is_unfrozen_later_is_trained_in_its_optimizer_s_turn()
             break
 
 
-def test_a_trainable_parameter_that_no_optimizer_has_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_trainable_parameters_without_an_optimizer_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     gan, job = Gan(), Job(None)
     critic = gan.model["critic"]
     del gan.schedules["critic schedule"]
@@ -163,7 +163,7 @@ class Twice(torch.nn.Module):
         return self.experts(self.first(x)).square().mean() + self.experts.aux_loss
 
 
-def test_experts_belong_to_one_of_the_optimizers_and_change_in_its_turn_alone() -> None:
+def test_experts_change_only_in_updates_of_their_optimizer() -> None:
     torch.manual_seed(0)
     model, job = Twice(), Job(None)
     optimizers: dict[str, torch.optim.Optimizer] = {
@@ -198,13 +198,13 @@ def test_experts_in_two_optimizers_are_refused() -> None:
         ({"max_grad_norm": {"critic": 0.0}}, r"max_grad_norm\['critic'\] is 0\.0: it must be positive, or left out"),
     ],
 )
-def test_bad_input_is_one_clear_line(options: dict[str, Any], words: str) -> None:
+def test_bad_input_is_reported_in_one_line(options: dict[str, Any], words: str) -> None:
     with pytest.raises(BadInputError, match=words) as caught:
         Gan().protect(Job(None), **options)
     assert "\n" not in str(caught.value)
 
 
-def test_optimizers_that_train_nothing_are_named() -> None:
+def test_optimizers_without_trainable_parameters_are_refused_by_name() -> None:
     gan = Gan()
     gan.model.requires_grad_(False)
     words = "none of the optimizers 'generator', 'critic' has a parameter that requires a gradient: .* requires_grad_"
@@ -212,7 +212,7 @@ def test_optimizers_that_train_nothing_are_named() -> None:
         gan.protect(Job(None))
 
 
-def test_one_optimizer_that_trains_nothing_yet_is_named_in_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_one_optimizer_without_trainable_parameters_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     gan, job = Gan(), Job(None)
     gan.model["critic"].requires_grad_(False)
     gan.protect(job, updates=None)
@@ -230,7 +230,7 @@ def test_one_optimizer_that_trains_nothing_yet_is_named_in_a_warning(caplog: pyt
         ({"max_grad_norm": {"a": 1.0}}, "max_grad_norm is a mapping, but the job has one optimizer"),
     ],
 )
-def test_what_is_for_several_is_refused_for_one(options: dict[str, Any], words: str) -> None:
+def test_options_for_several_optimizers_are_refused_for_one(options: dict[str, Any], words: str) -> None:
     model = torch.nn.Linear(3, 1).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = torch.utils.data.TensorDataset(X)

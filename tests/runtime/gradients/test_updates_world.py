@@ -43,7 +43,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Hashes:
         return found
 
 
-def test_kills_in_the_turn_of_each_and_a_joiner_change_no_bit(tmp_path: Path, undisturbed: Hashes) -> None:
+def test_worker_deaths_and_a_join_do_not_change_alternating_updates(tmp_path: Path, undisturbed: Hashes) -> None:
     with opened(tmp_path, 3, 2, 9) as cluster:
         cluster.wait("step 1", lambda: bool(cluster.of(ev.StepCommitted)))
         cluster.fail("n1", step=5, phase="reducing")  # the critic's second update
@@ -63,7 +63,7 @@ def test_kills_in_the_turn_of_each_and_a_joiner_change_no_bit(tmp_path: Path, un
         assert {event.step: event.world_size for event in cluster.of(ev.StepCommitted)}[STEPS] == 2
 
 
-def test_a_rollback_goes_on_with_the_turn_of_its_step(tmp_path: Path, undisturbed: Hashes) -> None:
+def test_a_rollback_resumes_with_the_optimizer_of_its_step(tmp_path: Path, undisturbed: Hashes) -> None:
     with opened(tmp_path, 2, 8, checkpoint_every=5) as cluster:
         cluster.wait("step 7", lambda: len(cluster.of(ev.StepCommitted)) >= 7)
         cluster.wait("a checkpoint", lambda: bool(cluster.of(ev.CheckpointSaved)))
