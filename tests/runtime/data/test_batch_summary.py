@@ -28,26 +28,26 @@ def pairs(seed: int) -> TensorDataset:
     return TensorDataset(x, (x.sum(1) > 0).long())
 
 
-def test_equal_data_have_equal_summaries_and_others_do_not() -> None:
+def test_only_equal_data_have_equal_summaries() -> None:
     assert summarize_data(loader(pairs(1))) == summarize_data(loader(pairs(1)))
     assert difference(summarize_data(loader(pairs(1))), summarize_data(loader(pairs(2))))
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16, torch.complex64])
-def test_noise_of_float_arithmetic_is_no_difference(kind: torch.dtype) -> None:
+def test_floating_point_noise_is_not_a_difference(kind: torch.dtype) -> None:
     batch = X.to(kind)
     noisy = batch * (1.0 + 1e-3 * torch.randn(X.shape, generator=torch.Generator().manual_seed(9))).to(kind)
     assert difference(summarize_batch(noisy), summarize_batch(batch)) == ""
     assert difference(summarize_batch(batch.flip(0)), summarize_batch(batch))
 
 
-def test_one_other_sample_is_a_difference() -> None:
+def test_one_changed_sample_is_a_difference() -> None:
     other = X.clone()
     other[5] = -other[5]
     assert difference(summarize_batch(other), summarize_batch(X))
 
 
-def test_all_that_is_in_a_micro_batch_is_compared() -> None:
+def test_all_parts_of_a_micro_batch_are_compared() -> None:
     batch = {"x": [X, np.arange(6.0)], "labels": torch.arange(4), "text": "a", "n": 3, "f": 0.5, "what": object()}
     summary = summarize_batch(batch)
     assert [part.name for part in summary] == [
@@ -64,14 +64,14 @@ def test_all_that_is_in_a_micro_batch_is_compared() -> None:
     assert difference(summarize_batch({**batch, "what": object()}), summary) == ""
 
 
-def test_numbers_that_are_not_finite_are_compared_by_their_places() -> None:
+def test_non_finite_numbers_are_compared_by_position() -> None:
     one, other = X.clone(), X.clone()
     one[0, 0], other[1, 1] = float("nan"), float("nan")
     assert difference(summarize_batch(one), summarize_batch(one)) == ""
     assert difference(summarize_batch(one), summarize_batch(other))
 
 
-def test_a_file_may_lie_in_another_folder_on_another_node() -> None:
+def test_paths_are_compared_by_file_name_only() -> None:
     assert summarize_batch("/mnt/a/cat.jpg") == summarize_batch("/data/b/cat.jpg") != summarize_batch("/data/b/dog.jpg")
 
 
@@ -93,13 +93,13 @@ class Stream:
         raise AssertionError
 
 
-def test_streams_are_not_touched() -> None:
+def test_a_summary_does_not_open_streams() -> None:
     stream = Stream()
     assert summarize_data(loader(stream)) == ()
     assert stream.opened == 0
 
 
-def test_data_that_cannot_be_fetched_now_are_left_to_the_loop() -> None:
+def test_data_that_cannot_be_fetched_have_an_empty_summary() -> None:
     class Broken(torch.utils.data.Dataset[Any]):
         def __len__(self) -> int:
             return 64
@@ -110,7 +110,7 @@ def test_data_that_cannot_be_fetched_now_are_left_to_the_loop() -> None:
     assert summarize_data(loader(Broken())) == ()
 
 
-def test_the_scripts_random_numbers_are_what_they_would_be_without_it() -> None:
+def test_a_summary_does_not_change_the_random_numbers_of_the_script() -> None:
     class Drawing(torch.utils.data.Dataset[Any]):
         def __len__(self) -> int:
             return 64

@@ -126,7 +126,7 @@ def alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-def test_batches_are_the_same_bits_with_and_without(make: Callable[..., MicroBatchLoader]) -> None:
+def test_batches_are_identical_with_and_without_loader_workers(make: Callable[..., MicroBatchLoader]) -> None:
     plain, pooled = make(Noisy(), 0), make(Noisy(), 2)
     pooled.expect(coming())
     assert set(pooled.load(1, 0)[1].tolist()) == {os.getpid()}, (
@@ -166,7 +166,7 @@ class Walk:
         self.at = state["at"]
 
 
-def test_streams_are_gone_through_ahead_each_in_one_process(make: Callable[..., MicroBatchLoader]) -> None:
+def test_each_stream_is_prefetched_in_one_loader_worker(make: Callable[..., MicroBatchLoader]) -> None:
     loader = make(Walks(), 2, up=False)
     streams = loader.streams
     assert streams is not None
@@ -194,7 +194,7 @@ class Numbers:
         return step, micro_batch
 
 
-def test_nothing_is_fetched_beyond_the_last_step(make: Callable[..., MicroBatchLoader]) -> None:
+def test_no_micro_batch_is_fetched_after_the_last_step(make: Callable[..., MicroBatchLoader]) -> None:
     loader = make(Numbers(), 1, prefetch_factor=9)
     pool = loader._pool
     assert pool is not None
@@ -206,7 +206,7 @@ def test_nothing_is_fetched_beyond_the_last_step(make: Callable[..., MicroBatchL
     assert asked == [(step, part) for step in (1, 2) for part in range(STEP)][1:]
 
 
-def test_while_none_is_up_the_worker_fetches_itself(make: Callable[..., MicroBatchLoader]) -> None:
+def test_the_worker_fetches_data_while_no_loader_worker_is_ready(make: Callable[..., MicroBatchLoader]) -> None:
     loader = make(Noisy(), 1, up=False)
     assert loader._pool is not None
     loader._pool.will_deliver = lambda key: False  # pyright: ignore[reportAttributeAccessIssue]
@@ -214,7 +214,7 @@ def test_while_none_is_up_the_worker_fetches_itself(make: Callable[..., MicroBat
     assert set(loader.load(1, 0)[1].tolist()) == {os.getpid()}
 
 
-def test_a_change_of_plan_is_followed_and_leaves_nothing(make: Callable[..., MicroBatchLoader]) -> None:
+def test_a_changed_plan_is_followed_without_leaking_descriptors(make: Callable[..., MicroBatchLoader]) -> None:
     plain, loader = make(Noisy(), 0), make(Noisy(), 2, prefetch_factor=3)
     before = len(os.listdir("/proc/self/fd"))
     loader.expect(coming())
@@ -227,7 +227,7 @@ def test_a_change_of_plan_is_followed_and_leaves_nothing(make: Callable[..., Mic
     until(lambda: len(os.listdir("/proc/self/fd")) <= before, loader)
 
 
-def test_it_has_no_descriptor_of_the_worker_and_ends_with_it(make: Callable[..., MicroBatchLoader]) -> None:
+def test_a_loader_worker_inherits_no_descriptors_and_ends_on_close(make: Callable[..., MicroBatchLoader]) -> None:
     loader = make(Noisy(), 1)
     pid = int(loader.load(1, 0)[1][0])
     links = {int(entry.name): os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()}
@@ -239,7 +239,7 @@ def test_it_has_no_descriptor_of_the_worker_and_ends_with_it(make: Callable[...,
     until(lambda: not alive(pid))
 
 
-def test_what_is_raised_in_it_is_raised_here_with_its_traceback(make: Callable[..., MicroBatchLoader]) -> None:
+def test_loader_worker_exceptions_are_raised_with_their_traceback(make: Callable[..., MicroBatchLoader]) -> None:
     loader = make(Harmed(divide))
     causes: list[tuple[int, BaseException | None]] = []
     for part in range(STEP):  # One of the three contains sample 5.
@@ -256,7 +256,7 @@ def test_what_is_raised_in_it_is_raised_here_with_its_traceback(make: Callable[.
         [make(Harmed(be_awkward)).load(1, part) for part in range(STEP)]
 
 
-def test_one_that_dies_is_replaced_and_its_micro_batch_tried_again(
+def test_a_dead_loader_worker_is_replaced_and_its_micro_batch_retried(
     make: Callable[..., MicroBatchLoader], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     loader = make(Harmed(Once(tmp_path / "died")))
@@ -266,7 +266,7 @@ def test_one_that_dies_is_replaced_and_its_micro_batch_tried_again(
     assert "SIGKILL" in logged
 
 
-def test_one_that_dies_twice_of_a_micro_batch_is_the_scripts_error(make: Callable[..., MicroBatchLoader]) -> None:
+def test_a_micro_batch_that_kills_two_loader_workers_raises_an_error(make: Callable[..., MicroBatchLoader]) -> None:
     loader = make(Harmed(die))
     fetched: list[int] = []
     printed: list[str] = []
@@ -283,7 +283,7 @@ def test_one_that_dies_twice_of_a_micro_batch_is_the_scripts_error(make: Callabl
     )
 
 
-def test_of_a_step_that_is_done_again_the_worker_fetches_nothing_itself(make: Callable[..., MicroBatchLoader]) -> None:
+def test_loader_workers_fetch_all_micro_batches_of_a_repeated_step(make: Callable[..., MicroBatchLoader]) -> None:
     loader = make(Noisy(), 1, prefetch_factor=1)
     loader.expect(iter([(3, 0)]))
     assert set(loader.load(3, 0)[1].tolist()) == {os.getpid()}
@@ -293,7 +293,7 @@ def test_of_a_step_that_is_done_again_the_worker_fetches_nothing_itself(make: Ca
     assert set(loader.load(4, 1)[1].tolist()) == {os.getpid()}
 
 
-def test_a_micro_batch_that_killed_anothers_loader_workers_kills_ours_and_not_the_worker(
+def test_a_fatal_micro_batch_taken_over_does_not_kill_the_worker(
     make: Callable[..., MicroBatchLoader],
 ) -> None:
     loader = make(Harmed(die), 1, prefetch_factor=1)
@@ -305,7 +305,7 @@ def test_a_micro_batch_that_killed_anothers_loader_workers_kills_ours_and_not_th
         loader.load(1, fatal)
 
 
-def test_what_cannot_be_sent_to_it_is_refused_at_once(make: Callable[..., MicroBatchLoader]) -> None:
+def test_data_that_cannot_be_sent_to_loader_workers_are_refused(make: Callable[..., MicroBatchLoader]) -> None:
     with pytest.raises(BadInputError, match=r"cannot be sent to loader workers: .*lambda.*num_workers=0"):
         make(list(range(6)), collate=lambda samples: samples)
     with pytest.raises(BadInputError, match="open files when samples are"), open(os.devnull) as file:
@@ -331,7 +331,7 @@ def _only_here(pid: int) -> Hidden:
     return Hidden()
 
 
-def test_a_data_set_that_cannot_be_taken_over_is_said_with_its_traceback(
+def test_errors_in_receiving_the_data_set_are_raised_with_a_traceback(
     make: Callable[..., MicroBatchLoader],
 ) -> None:
     loader = make(Hidden(), up=False)
@@ -350,6 +350,6 @@ def test_a_data_set_that_cannot_be_taken_over_is_said_with_its_traceback(
         ({"num_workers": 1, "prefetch_factor": 0}, "prefetch_factor is 0"),
     ],
 )
-def test_numbers_that_make_no_sense_are_refused(options: dict[str, Any], words: str) -> None:
+def test_invalid_loader_options_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(BadInputError, match=words):
         DataOptions(**options)

@@ -34,7 +34,7 @@ def temporary() -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_a_killed_script_leaves_no_process_and_no_folder(temporary: Path) -> None:
+def test_a_killed_script_leaves_no_processes_or_directories(temporary: Path) -> None:
     """This is the only cold start with loader workers and without a zygote to ask."""
     command = [sys.executable, str(SCRIPT)]
     environment = {"TMPDIR": str(temporary), "PYTHONPATH": ":".join(sys.path)}

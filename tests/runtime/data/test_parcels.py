@@ -45,7 +45,7 @@ def sent(thing: object, **options: Any) -> Any:
     ],
     ids=lambda tensor: f"{tuple(tensor.shape)}-{tensor.dtype}",
 )
-def test_tensors_come_out_as_they_went_in(tensor: torch.Tensor) -> None:
+def test_unpacked_tensors_equal_the_packed_ones(tensor: torch.Tensor) -> None:
     out = sent({"one": tensor})["one"]
     assert out.dtype == tensor.dtype
     assert torch.equal(out, tensor)
@@ -53,20 +53,20 @@ def test_tensors_come_out_as_they_went_in(tensor: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("tensor", [BASE[:, 1:, ::2], BASE[:, 0, 0]])
-def test_tensors_with_wide_gaps_come_out_without(tensor: torch.Tensor) -> None:
+def test_tensors_with_wide_gaps_are_unpacked_contiguously(tensor: torch.Tensor) -> None:
     out = sent(tensor)
     assert torch.equal(out, tensor)
     assert out.is_contiguous()
 
 
-def test_a_piece_of_something_large_does_not_bring_the_whole() -> None:
+def test_a_slice_of_a_large_tensor_is_packed_without_the_rest() -> None:
     whole = torch.zeros(1_000_000)
     parcel = pack((whole[:10], whole[::100_000]))
     assert os.fstat(parcel).st_size < 4096
     os.close(parcel)
 
 
-def test_what_holds_them_and_what_lies_beside_them_comes_too() -> None:
+def test_containers_and_other_values_are_packed_with_their_tensors() -> None:
     given = [Pair(BASE, {"name": "a", "array": np.arange(6).reshape(2, 3)}), (1, None, b"bytes")]
     pair, rest = sent(given)
     assert isinstance(pair, Pair)
@@ -75,7 +75,7 @@ def test_what_holds_them_and_what_lies_beside_them_comes_too() -> None:
     assert rest == (1, None, b"bytes")
 
 
-def test_what_came_out_can_be_written_to_and_outlives_its_parcel() -> None:
+def test_unpacked_values_are_writable_and_outlive_their_parcel() -> None:
     for rows in (3, 300_000):
         tensor = torch.ones(rows, 4)
         parcel = pack([tensor, np.zeros(4)])
@@ -88,7 +88,7 @@ def test_what_came_out_can_be_written_to_and_outlives_its_parcel() -> None:
         assert torch.equal(tensor, torch.ones(rows, 4))
 
 
-def test_what_is_large_is_not_copied_and_what_is_small_holds_no_descriptor() -> None:
+def test_unpacked_large_tensors_are_independent_and_small_ones_hold_no_fd() -> None:
     parcel = pack(torch.zeros(300_000))
     first, second = unpack(parcel), unpack(parcel)
     os.close(parcel)
@@ -100,7 +100,7 @@ def test_what_is_large_is_not_copied_and_what_is_small_holds_no_descriptor() -> 
     assert len(kept) == 3
 
 
-def test_what_the_script_defines_is_found_where_the_script_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_classes_of_the_main_module_are_found_by_either_name(monkeypatch: pytest.MonkeyPatch) -> None:
     here, there = ModuleType("__main__"), ModuleType("__mp_main__")
     for module in (here, there):
         exec("class Sample:\n    class Part: pass\n", module.__dict__)
@@ -110,7 +110,7 @@ def test_what_the_script_defines_is_found_where_the_script_is(monkeypatch: pytes
     assert type(sent(there.Sample())) is here.Sample
 
 
-def test_what_cannot_be_pickled_leaves_nothing_behind() -> None:
+def test_values_that_cannot_be_pickled_leave_no_descriptor_open() -> None:
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises((AttributeError, TypeError)):
         pack([BASE, lambda: None])

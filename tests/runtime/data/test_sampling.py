@@ -45,7 +45,7 @@ def test_every_pass_has_each_sample_once(order: SampleOrder) -> None:
 
 
 @given(orders, st.integers(1, 9), st.integers(1, 9), st.integers(1, 5))
-def test_a_step_is_the_same_samples_in_any_world(order: SampleOrder, world: int, other: int, step: int) -> None:
+def test_a_step_has_the_same_samples_with_any_world_size(order: SampleOrder, world: int, other: int, step: int) -> None:
     def samples(shares: Sequence[tuple[int, ...]]) -> list[int]:
         return sorted(index for share in shares for part in share for index in order.indices(step, part))
 
@@ -60,7 +60,7 @@ def test_a_step_is_the_same_samples_in_any_world(order: SampleOrder, world: int,
 
 
 @given(orders, st.integers(1, 30))
-def test_the_order_does_not_depend_on_what_was_asked_before(order: SampleOrder, step: int) -> None:
+def test_the_order_does_not_depend_on_earlier_calls(order: SampleOrder, step: int) -> None:
     fresh = SampleOrder(
         seed=order.seed, length=order.length, global_batch=order.global_batch, micro_batch=order.micro_batch
     )
@@ -69,7 +69,7 @@ def test_the_order_does_not_depend_on_what_was_asked_before(order: SampleOrder, 
     assert order.indices(step, 0) == fresh.indices(step, 0)
 
 
-def test_passes_and_seeds_differ() -> None:
+def test_the_order_differs_between_passes_and_seeds() -> None:
     def a_pass(seed: int, number: int) -> list[int]:
         order = SampleOrder(seed=seed, length=100, global_batch=100, micro_batch=100)
         return order.indices(number + 1, 0)
@@ -77,7 +77,7 @@ def test_passes_and_seeds_differ() -> None:
     assert len({tuple(a_pass(seed, number)) for seed in range(3) for number in range(3)}) == 9
 
 
-def test_the_order_is_pinned() -> None:
+def test_the_sample_order_is_the_same_in_every_version() -> None:
     """A change of the order would let nodes with different versions train on different samples."""
     order = SampleOrder(seed=1, length=10, global_batch=5, micro_batch=5)
     assert order.indices(1, 0) + order.indices(2, 0) == PINNED
@@ -92,7 +92,7 @@ def test_the_order_is_pinned() -> None:
         (9, 4, 0, "at least 1"),
     ],
 )
-def test_wrong_numbers_are_named(length: int, global_batch: int, micro_batch: int, words: str) -> None:
+def test_invalid_batch_sizes_are_refused(length: int, global_batch: int, micro_batch: int, words: str) -> None:
     with pytest.raises(BadInputError, match=words):
         SampleOrder(seed=0, length=length, global_batch=global_batch, micro_batch=micro_batch)
 
@@ -106,7 +106,7 @@ def test_an_iterable_data_set_is_refused() -> None:
         MicroBatchLoader(Stream(), device=CPU, seed=0, global_batch=2, micro_batch=1)
 
 
-def test_loading_collates_and_keeps_structure() -> None:
+def test_loading_collates_samples_and_keeps_their_structure() -> None:
     dataset = TensorDataset(torch.arange(12.0), torch.arange(12))
     loader = MicroBatchLoader(dataset, device=CPU, seed=0, global_batch=6, micro_batch=3)
     values, labels = loader.load(1, 1)
@@ -117,7 +117,7 @@ def test_loading_collates_and_keeps_structure() -> None:
 
 
 @given(st.integers(), st.integers(1, 1000), st.integers(0, 1000))
-def test_a_redone_micro_batch_draws_the_same(seed: int, step: int, micro_batch: int) -> None:
+def test_a_repeated_micro_batch_draws_the_same_random_numbers(seed: int, step: int, micro_batch: int) -> None:
     def draw() -> tuple[float, ...]:
         seed_micro_batch(seed, step, micro_batch)
         return (float(torch.rand(())), random.random(), float(np.random.rand()))
@@ -130,14 +130,14 @@ def test_a_redone_micro_batch_draws_the_same(seed: int, step: int, micro_batch: 
 
 
 @given(st.integers(), st.integers(1, 1000), st.integers(0, 1000))
-def test_torch_is_seeded_as_by_its_own_function(seed: int, step: int, micro_batch: int) -> None:
+def test_seeding_a_micro_batch_equals_torch_manual_seed(seed: int, step: int, micro_batch: int) -> None:
     torch.manual_seed(derive_seed(seed, step, micro_batch))
     expected = torch.rand(3)
     seed_micro_batch(seed, step, micro_batch)
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_samples_that_are_drawn_are_the_same_whenever_they_are_fetched() -> None:
+def test_random_samples_do_not_depend_on_when_they_are_fetched() -> None:
     class Noisy:
         def __len__(self) -> int:
             return 8
@@ -154,12 +154,12 @@ def test_samples_that_are_drawn_are_the_same_whenever_they_are_fetched() -> None
     assert not torch.equal(torch.rand(3), after)  # This uses another random stream.
 
 
-def test_streams_are_distinct() -> None:
+def test_seeds_are_distinct_for_each_step_and_micro_batch() -> None:
     seeds = {derive_seed(seed, step, part) for seed in range(5) for step in range(1, 20) for part in range(10)}
     assert len(seeds) == 5 * 19 * 10
 
 
-def test_a_step_of_more_micro_batches_than_can_be_summed_exactly_is_bad_input() -> None:
+def test_a_step_with_too_many_micro_batches_is_refused() -> None:
     assert SampleOrder(seed=0, length=4, global_batch=1 << 20, micro_batch=1).micro_batches == 1 << 20
     with pytest.raises(BadInputError, match="a step may have up to 1048576 micro-batches"):
         SampleOrder(seed=0, length=4, global_batch=(1 << 20) + 1, micro_batch=1)

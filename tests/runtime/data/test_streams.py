@@ -139,7 +139,9 @@ def passed_on(state: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("make", [Sharded, Counting, Forgetful])
 @settings(max_examples=30, deadline=None)
 @given(story=st.randoms(use_true_random=False))
-def test_whoever_goes_on_takes_the_next_one(make: Callable[[], Any], story: random.Random) -> None:
+def test_streams_yield_the_same_micro_batches_through_worker_changes(
+    make: Callable[[], Any], story: random.Random
+) -> None:
     """Workers join, leave, prefetch, repeat steps and restore states; the micro-batches stay the same."""
     expected = calm(make(), 12)
     workers = [fresh(make()) for _ in range(3)]
@@ -175,7 +177,7 @@ def test_whoever_goes_on_takes_the_next_one(make: Callable[[], Any], story: rand
         step += 1
 
 
-def test_each_pass_has_each_sample_once_across_steps() -> None:
+def test_each_pass_through_a_stream_has_each_sample_once() -> None:
     taken = [sample for step in calm(Sharded(), 28) for batch in step for sample in batch]
     assert len(taken) == 28 * M * SAMPLES
     of_streams = [[sample for step in calm(Sharded(), 28) for sample in step[part]] for part in range(M)]
@@ -196,7 +198,7 @@ def test_each_pass_has_each_sample_once_across_steps() -> None:
         ({"train": [1], "test": [2]}, "the data are a dict of 'train', 'test': .* give one of its parts"),
     ],
 )
-def test_data_that_cannot_be_cut_are_refused(data: Any, words: str | None) -> None:
+def test_data_that_cannot_be_sharded_are_refused(data: Any, words: str | None) -> None:
     if words is None:
         assert isinstance(make_job_data(data, None, SIZES), StreamedData)
         return
@@ -216,7 +218,7 @@ def test_data_that_cannot_be_cut_are_refused(data: Any, words: str | None) -> No
         ({"itself": ITSELF}, r"^.{60} \.\.\. .{60} is nested deeper than 32, or holds itself"),
     ],
 )
-def test_a_state_that_cannot_travel_is_refused(state: dict[str, Any], words: str) -> None:
+def test_a_stream_state_that_cannot_be_sent_is_refused(state: dict[str, Any], words: str) -> None:
     class Wrong(Sharded):
         def shard(self, num_shards: int, index: int) -> Sharded:
             return Wrong(self.length, self.shards[index::num_shards])
@@ -228,12 +230,12 @@ def test_a_state_that_cannot_travel_is_refused(state: dict[str, Any], words: str
         fetched(fresh(Wrong()), 1, 0)
 
 
-def test_an_empty_stream_is_said() -> None:
+def test_an_empty_stream_is_refused() -> None:
     with pytest.raises(BadInputError, match=r"the stream of micro-batch 0 is empty: each needs at least"):
         fetched(fresh(Sharded(length=0)), 1, 0)
 
 
-def test_what_is_no_pass_through_a_stream_is_said() -> None:
+def test_a_stream_that_does_not_return_an_iterator_is_refused() -> None:
     class Nothing:
         def open(self, micro_batch: int, micro_batches: int) -> Any:
             return None
@@ -244,7 +246,7 @@ def test_what_is_no_pass_through_a_stream_is_said() -> None:
         fetched(fresh(Nothing()), 1, 1)
 
 
-def test_streams_of_other_micro_batches_do_not_fit() -> None:
+def test_a_state_with_another_number_of_streams_is_refused() -> None:
     with pytest.raises(ValueError, match="3 streams of data there, 2 micro-batches here"):
         StreamedData(Counting(), StepSizes(seed=0, global_batch=2, micro_batch=1)).load_state_dict(
             fresh(Counting()).state_dict()
@@ -256,13 +258,13 @@ def load(data: Any, step: int, part: int, options: DataOptions | None = None) ->
     return loader.load(step, part)
 
 
-def test_a_stream_by_numbers_is_asked_for_them() -> None:
+def test_a_numbered_stream_receives_the_step_and_micro_batch_number() -> None:
     assert load(Numbered(), 7, 2) == (7, 2)
     with pytest.raises(ValueError, match="no micro-batch 3 of step 7"):
         load(Numbered(), 7, 3)
 
 
-def test_a_loader_of_an_iterable_data_set_is_taken_apart() -> None:
+def test_a_data_loader_of_an_iterable_data_set_is_unwrapped() -> None:
     loader: Any = DataLoader(Sharded(), batch_size=SAMPLES)
     assert torch.equal(load(loader, 1, 1), torch.tensor(calm(Sharded(), 1)[0][1]))
     with pytest.raises(BadInputError, match="batch_size is None and its data set is iterable"):

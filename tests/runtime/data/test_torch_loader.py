@@ -33,7 +33,7 @@ def loaded(data: Any, options: DataOptions | None = None) -> Any:
     return MicroBatchLoader(data, device=CPU, seed=0, global_batch=6, micro_batch=3, options=options).load(1, 1)
 
 
-def test_its_samples_are_those_of_its_data_set_given_bare() -> None:
+def test_a_data_loader_has_the_same_samples_as_its_data_set() -> None:
     bare = loaded(DATA, DataOptions(collate=collate))
     assert torch.equal(loaded(DataLoader(DATA, batch_size=3, collate_fn=collate, shuffle=True)), bare)
     (default,) = loaded(DataLoader(DATA, batch_size=3))
@@ -42,7 +42,7 @@ def test_its_samples_are_those_of_its_data_set_given_bare() -> None:
     assert torch.equal(unbatched, bare)
 
 
-def test_what_reads_it_is_taken_over_unless_protect_says_otherwise() -> None:
+def test_options_of_a_data_loader_are_used_unless_protect_overrides_them() -> None:
     loader: Any = DataLoader(DATA, batch_size=3, num_workers=1, prefetch_factor=5, collate_fn=collate)
     dataset, options, _ = unwrap_loader(loader, DataOptions(), 3)
     assert dataset is DATA
@@ -52,7 +52,7 @@ def test_what_reads_it_is_taken_over_unless_protect_says_otherwise() -> None:
     assert unwrap_loader(DATA, asked, 3) == (DATA, asked, "")
 
 
-def test_nobody_fetches_ahead_without_loader_workers() -> None:
+def test_prefetching_without_loader_workers_is_refused() -> None:
     """torch's DataLoader refuses this as well."""
     with pytest.raises(BadInputError, match=r"prefetch_factor is 4 and num_workers is 0: .* give num_workers above 0"):
         unwrap_loader(DATA, DataOptions(prefetch_factor=4), 3)
@@ -60,7 +60,7 @@ def test_nobody_fetches_ahead_without_loader_workers() -> None:
     assert unwrap_loader(loader, DataOptions(prefetch_factor=4), 3)[1].prefetch_factor == 4
 
 
-def test_a_loader_of_the_same_shape_from_elsewhere_is_taken_apart_as_well() -> None:
+def test_a_loader_with_the_attributes_of_a_data_loader_is_unwrapped() -> None:
     """For example torchdata's StatefulDataLoader, which is not a subclass of torch's and has its own samplers."""
     sampler = SequentialSampler(DATA)
     parts = {"dataset": DATA, "batch_size": 3, "collate_fn": collate, "num_workers": 2, "sampler": sampler}
@@ -82,7 +82,7 @@ def as_torchdata(name: str, **attributes: Any) -> Any:
     return type(name, (), {"__module__": "torchdata.stateful_dataloader.sampler", **attributes})()
 
 
-def test_the_difference_in_order_is_said() -> None:
+def test_the_different_sample_order_of_a_data_loader_is_reported() -> None:
     assert (
         "the loader would give samples in their order"
         in unwrap_loader(DataLoader(DATA, batch_size=3), DataOptions(), 3)[2]
@@ -105,6 +105,6 @@ def test_the_difference_in_order_is_said() -> None:
         ({"batch_sampler": [[0, 1, 2]]}, r"its own batch_sampler .list.*batch\(step, micro_batch\)"),
     ],
 )
-def test_a_loader_that_says_which_samples_a_batch_has_is_refused(options: dict[str, Any], words: str) -> None:
+def test_a_data_loader_with_its_own_choice_of_samples_is_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(BadInputError, match=words):
         unwrap_loader(DataLoader(DATA, **options), DataOptions(), 3)
