@@ -85,7 +85,7 @@ def test_tied_parameters_stay_tied(layout: Layout):
             assert torch.equal(local_of(parameter), whole[box.slices_in(type(box).of_whole(whole.shape))]), name
 
 
-def test_what_nothing_has_filled_is_named():
+def test_parameters_that_got_no_value_are_named():
     class Scaled(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -113,7 +113,7 @@ def test_what_nothing_has_filled_is_named():
     assert model.angles.tolist() == [0.0, 1.0, 2.0]
 
 
-def test_a_parameter_that_is_spread_is_filled_as_a_whole():
+def test_a_partly_filled_sharded_parameter_is_refused():
     place = ReplicaPosition(layout=Layout(shard=2), local_rank=0, has_layout=True)
     with connected_to_nobody(2, 0):
         mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("shard", "tensor"))

@@ -62,7 +62,7 @@ def source_of(places: int, nodes: int = 1) -> SnapshotSource:
 
 @pytest.mark.parametrize("reader", LAYOUTS)
 @pytest.mark.parametrize("writer", LAYOUTS)
-def test_each_layout_takes_up_what_each_other_has_put_away(writer: str, reader: str, tmp_path: Path) -> None:
+def test_each_layout_restores_the_stashed_state_of_every_other_layout(writer: str, reader: str, tmp_path: Path) -> None:
     whole = put_all(tmp_path / "one", LAYOUTS["whole"])[0].state.capture()
     known = dict(zip(stored_names(whole.manifest), whole.tensors, strict=True))
     places = len(put_all(tmp_path / "here", LAYOUTS[writer]))
@@ -77,7 +77,7 @@ def test_each_layout_takes_up_what_each_other_has_put_away(writer: str, reader: 
             assert torch.equal(tensor, known[name][box.slices_in(Box.of_whole(known[name].shape))]), name
 
 
-def test_a_part_that_is_damaged_is_told_and_the_state_lost(tmp_path: Path) -> None:
+def test_a_damaged_part_is_reported_and_its_state_is_lost(tmp_path: Path) -> None:
     put_all(tmp_path, Layout(shard=2))
     file = part_path(tmp_path, part_of(1, 2))
     data = bytearray(file.read_bytes())
@@ -99,7 +99,7 @@ def test_a_part_that_is_damaged_is_told_and_the_state_lost(tmp_path: Path) -> No
     assert reported == [(1, "n0")]
 
 
-def test_parts_of_two_states_are_not_put_together(tmp_path: Path) -> None:
+def test_parts_of_different_states_are_not_combined(tmp_path: Path) -> None:
     places = put_all(tmp_path, Layout(shard=2))
     places[1].average.state["decay"] = 0.5
     stash_state(places[1].state, places[1].place, tmp_path, "job", part_of(1, 2))
@@ -122,7 +122,7 @@ def with_rows(layout: Layout) -> list[SpreadState]:
 
 @pytest.mark.parametrize("reader", LAYOUTS)
 @pytest.mark.parametrize("writer", LAYOUTS)
-def test_what_an_optimizer_keeps_in_another_shape_is_spread_over_its_parameters_mesh(
+def test_optimizer_state_of_another_shape_uses_the_mesh_of_its_parameter(
     writer: str, reader: str, tmp_path: Path
 ) -> None:
     """It gets the placement that torch derives for it; otherwise the next step would mix incompatible tensors."""
@@ -151,7 +151,7 @@ def test_what_an_optimizer_keeps_in_another_shape_is_spread_over_its_parameters_
         assert placement_of(kept) == placement_of(one.optimizer.state[one.model.up.weight]["rows"])
 
 
-def test_an_average_that_was_made_late_stays_what_it_is_and_keeps_the_layout(tmp_path: Path) -> None:
+def test_a_state_with_a_lazily_created_average_cannot_be_stashed(tmp_path: Path) -> None:
     place = unit(Layout(shard=2))[0]
     late = Late()
     state = TrainingState(place.model, place.optimizer, {"late": late})
@@ -169,7 +169,7 @@ def test_an_average_that_was_made_late_stays_what_it_is_and_keeps_the_layout(tmp
     assert whole.find_late_tensor() == "extra['late']: copies.0"
 
 
-def test_another_model_is_told_in_words() -> None:
+def test_the_error_for_another_model_describes_the_difference() -> None:
     place = unit(LAYOUTS["shard 2"])[0]
     state = TrainingState(place.model, place.optimizer)
     here = state.capture().manifest

@@ -459,7 +459,7 @@ def inputs_of(rank: int) -> torch.Tensor:
     return torch.randn(6, 500, generator=torch.Generator().manual_seed(rank))
 
 
-def test_an_abandoned_reduction_is_redone_by_the_survivors():
+def test_survivors_redo_an_abandoned_reduction():
     first, second, third = run_world(3, redone_body)
     assert first == second
     assert third == "left out"

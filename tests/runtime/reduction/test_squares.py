@@ -28,7 +28,7 @@ def test_a_sum_in_digits_is_exact_and_rounded_once(parts: list[list[float]]) -> 
     assert digits_to_number(_added(digits)) == exact.numerator / exact.denominator
 
 
-def test_the_smallest_and_the_largest_numbers_are_exact_too() -> None:
+def test_the_smallest_and_largest_doubles_are_exact() -> None:
     ends = [5e-324, 2.2250738585072014e-308, 1.7976931348623157e308]
     for number in ends:
         assert digits_to_number(sum_to_digits([torch.tensor([number], dtype=torch.float64)])) == number
@@ -39,7 +39,7 @@ def test_the_smallest_and_the_largest_numbers_are_exact_too() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @settings(deadline=None, max_examples=40)
 @given(blocks=st.integers(1, 40), tail=st.integers(0, BLOCK - 1), data=st.data())
-def test_wherever_a_vector_is_cut_its_norm_is_the_same(
+def test_the_norm_of_a_vector_is_independent_of_its_shards(
     dtype: torch.dtype, blocks: int, tail: int, data: st.DataObject
 ) -> None:
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1 << 30)))
@@ -56,14 +56,14 @@ def test_wherever_a_vector_is_cut_its_norm_is_the_same(
     assert norms.pop() == pytest.approx(float(vector.to(torch.float64).square().sum()), rel=1e-14)
 
 
-def test_pieces_that_end_within_a_block_have_blocks_of_their_own() -> None:
+def test_pieces_that_end_within_a_block_have_separate_blocks() -> None:
     pieces = [torch.randn(size, generator=torch.Generator().manual_seed(size)) for size in (BLOCK + 3, 2 * BLOCK, 5)]
     together = GradientSummary.from_pieces(torch.cat(pieces), [piece.numel() for piece in pieces])
     alone = [block_squares(piece) for piece in pieces]
     assert torch.equal(together.squares[0], torch.cat(alone))
 
 
-def test_what_is_not_finite_is_counted() -> None:
+def test_nonfinite_elements_are_counted() -> None:
     vector = torch.ones(3 * BLOCK)
     vector[5], vector[2 * BLOCK] = math.inf, math.nan
     shard = GradientSummary.from_blocks([block_squares(vector)], vector)

@@ -130,7 +130,7 @@ def reference(steps: int) -> tuple[dict[Any, np.ndarray], list[np.ndarray]]:
     return expert_tensors(moe_layers(model), "data"), [p.detach().numpy() for p in dense_parameters(model)]
 
 
-def test_training_goes_on_through_moves_losses_and_joins() -> None:
+def test_training_continues_through_expert_moves_and_world_size_changes() -> None:
     rng = np.random.default_rng(3)
     legs = [(size, random_placement(rng, size, least)) for size, least in ((3, 1), (3, 2), (2, 1), (4, 1))]
     results = run_world(4, travel, legs)
@@ -171,7 +171,7 @@ class Flipping(Communicator):
         return super().start_all_to_all(output, output)
 
 
-def test_a_flipped_bit_is_noticed_and_nothing_is_changed() -> None:
+def test_a_flipped_bit_is_detected_and_changes_no_expert() -> None:
     model = small_model()
     shards = ExpertShards(moe_layers(model))
     # Rank 0 gives expert 0 of layer 0 away and gets it back from a peer that also had it, in the same parcel.
@@ -221,7 +221,7 @@ def test_an_expert_without_a_live_copy_is_named() -> None:
     assert caught.value.lost == ((0, 4), (1, 2))
 
 
-def test_a_plan_that_leaves_someone_without_an_expert_is_refused() -> None:
+def test_a_plan_without_transfers_for_missing_experts_is_refused() -> None:
     shards = ExpertShards(moe_layers(small_model()))
     held = place_everywhere(EXPERTS, 1)
     nothing = plan_moves(held, held, EXPERTS)
@@ -232,7 +232,7 @@ def test_a_plan_that_leaves_someone_without_an_expert_is_refused() -> None:
         stage_migration(LocalCommunicator(), shards, held=held, wanted=held, transfers=nothing, rows=[5, 3])
 
 
-def test_rows_are_rearranged_while_an_old_graph_is_alive() -> None:
+def test_rows_are_rearranged_while_an_old_autograd_graph_exists() -> None:
     model = small_model()
     layers = moe_layers(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
@@ -296,7 +296,7 @@ def nothing_moves() -> migrate.Transfers:
     return plan_moves(held, held, EXPERTS)
 
 
-def test_ranks_with_other_optimizers_are_refused_by_all() -> None:
+def test_all_ranks_refuse_different_kinds_of_optimizer_state() -> None:
     assert (
         run_world(2, keep_different_state) == ["the ranks [0, 1] keep different kinds of state for their experts"] * 2
     )

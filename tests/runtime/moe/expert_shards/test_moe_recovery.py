@@ -120,10 +120,10 @@ def differ(seat: Seat) -> str:
     return message
 
 
-def test_one_different_bit_of_a_replica_is_noticed_by_all() -> None:
+def test_all_ranks_detect_a_replica_that_differs_in_one_bit() -> None:
     messages = run_world(2, differ)
     assert all(message.startswith("expert 2 of MoE layer 1 differs") for message in messages)
 
 
-def test_a_world_of_one_has_nothing_to_compare() -> None:
+def test_a_single_rank_has_no_replicas_to_compare() -> None:
     verify_replicas(LocalCommunicator(), ExpertShards(moe_layers(small_model())))

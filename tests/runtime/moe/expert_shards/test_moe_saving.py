@@ -28,7 +28,7 @@ def trained() -> tuple[Any, ExpertShards]:
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_a_checkpoint_of_four_ranks_loads_at_three(tmp_path: Path) -> None:
+def test_a_checkpoint_of_four_ranks_loads_on_three(tmp_path: Path) -> None:
     rng = np.random.default_rng(9)
     four, three = random_placement(rng, 4), random_placement(rng, 3)
     saved = assign_savers(four, EXPERTS)

@@ -109,7 +109,7 @@ def migrate(seat: Seat) -> list[object]:
     return [moved > 0, both, rows, after, kept_rows, last, saved]
 
 
-def test_a_migration_keeps_what_was_held_until_the_first_commit() -> None:
+def test_a_migration_keeps_the_old_experts_until_the_first_commit() -> None:
     results = run_world(2, migrate)
     unions, targets = [(0, 1, 2), (0, 2, 3)], [(1, 2), (0, 3)]
     for rank, (moved, both, rows, after, kept_rows, last, _saved) in enumerate(results):
@@ -139,7 +139,7 @@ def halted(seat: Seat) -> tuple[str, Held, Held]:
     return raised, worker.noted, worker.hosted
 
 
-def test_a_migration_that_is_broken_off_changes_nothing() -> None:
+def test_a_halted_migration_changes_nothing() -> None:
     (raised, noted, hosted), _ = run_world(2, halted)
     assert raised == "HaltedError"
     assert noted == hosted == ((0, 1),) * LAYERS
@@ -182,7 +182,7 @@ def dense_and_experts() -> tuple[nn.Module, torch.optim.Optimizer, TrainingState
     return model, optimizer, TrainingState(model, optimizer, apart=expert_parameters(model))
 
 
-def test_the_dense_state_leaves_experts_out_and_alone() -> None:
+def test_the_dense_state_excludes_experts_and_leaves_them_unchanged() -> None:
     model, optimizer, state = dense_and_experts()
     view = state.capture()
     apart = expert_parameters(model)
@@ -203,7 +203,7 @@ def test_the_dense_state_leaves_experts_out_and_alone() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_a_world_of_one_resumes_with_its_experts(tmp_path: Path) -> None:
+def test_a_single_rank_resumes_with_its_experts(tmp_path: Path) -> None:
     x = torch.randn(12, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     data = TensorDataset(x, x.flip(1))
 
@@ -224,7 +224,7 @@ def test_a_world_of_one_resumes_with_its_experts(tmp_path: Path) -> None:
     assert train(6, str(tmp_path)) == train(6, "")[3:]
 
 
-def test_the_loads_of_a_step_count_once_it_has_passed() -> None:
+def test_the_loads_of_a_step_count_only_after_it_has_passed() -> None:
     experts = job_experts()
     tokens = torch.ones(6, 4)
 
@@ -246,7 +246,7 @@ def test_the_loads_of_a_step_count_once_it_has_passed() -> None:
 
 
 @pytest.mark.parametrize(("window", "report_every"), [(200, 10), (50, 2), (3, 1)])
-def test_loads_are_those_of_about_the_window(window: int, report_every: int) -> None:
+def test_loads_cover_approximately_the_window(window: int, report_every: int) -> None:
     experts = job_experts()
     whole = msgspec.structs.replace(plan([()], [range(EXPERTS)], moves=0), window=window)
     experts.enter_generation(
@@ -270,7 +270,7 @@ def test_loads_are_those_of_about_the_window(window: int, report_every: int) -> 
     assert 0.8 < (experts.loads.sum() - before) / (2 * before) < 0.95
 
 
-def test_a_bias_moves_by_the_choices_of_the_attempt_that_passed() -> None:
+def test_a_bias_is_updated_by_the_choices_of_the_passed_attempt() -> None:
     gate = TopKGate(EXPERTS, 1, bias_rate=0.5)
     layer = MoE(4, 8, EXPERTS, 1, gate=gate, routing=RecordedRouting([[0], [0], [0], [1], [2]]))
     experts = make_job_experts(layer, torch.optim.SGD(layer.parameters(), lr=0.1))
@@ -302,7 +302,7 @@ def test_a_bias_moves_by_the_choices_of_the_attempt_that_passed() -> None:
     assert "gate.bias" in [tensor.name for tensor in state.capture().manifest.tensors]
 
 
-def test_workers_that_have_made_other_experts_see_it() -> None:
+def test_different_experts_have_different_fingerprints() -> None:
     assert job_experts().fingerprint() == job_experts().fingerprint()
     other = job_experts()
     with torch.no_grad():

@@ -122,7 +122,7 @@ def run(placements: Sequence[Held], *, beside: bool = False) -> list[Rows]:
     return [{name: row for rows in step for name, row in rows.items()} for step in zip(*results, strict=True)]
 
 
-def test_what_moves_beside_a_step_is_the_same_in_every_bit() -> None:
+def test_a_background_migration_leaves_its_steps_bit_identical() -> None:
     stays = run([FIRST] * 3)
     beside = run([FIRST, FIRST, SECOND, SECOND, FIRST], beside=True)
     before = run([FIRST, FIRST, SECOND, SECOND, FIRST])
@@ -135,7 +135,7 @@ def test_what_moves_beside_a_step_is_the_same_in_every_bit() -> None:
             torch.testing.assert_close(numbers, others, rtol=1e-12, atol=1e-14)
 
 
-def test_what_comes_must_be_what_the_plan_says() -> None:
+def test_received_experts_must_match_the_plan() -> None:
     _, _, experts = made()
     counts = experts.shards
     for layer in range(LAYERS):

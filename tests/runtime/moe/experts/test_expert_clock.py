@@ -25,7 +25,7 @@ class Hand:
         return work
 
 
-def test_the_backward_pass_counts_twice_the_forward() -> None:
+def test_the_backward_pass_counts_as_twice_the_forward_pass() -> None:
     hand = Hand()
     clock = ExpertClock(lambda: hand.at)
     assert clock.token_s == 0

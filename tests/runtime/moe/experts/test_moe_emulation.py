@@ -33,13 +33,13 @@ def layer_with(time: Time, seconds: float) -> MoE:
     return layer
 
 
-def test_forward_takes_its_time_and_backward_twice_that() -> None:
+def test_backward_takes_twice_the_emulated_time_of_forward() -> None:
     time = Time(0.0)
     layer_with(time, 0.5)(torch.randn(3, 8)).sum().backward()
     assert time.slept == [3.0, 6.0]  # Each of the 3 tokens goes to 2 experts.
 
 
-def test_the_real_work_is_part_of_it() -> None:
+def test_the_emulated_time_includes_the_real_computation() -> None:
     time = Time(1.0)
     layer_with(time, 0.5)(torch.randn(3, 8)).sum().backward()
     assert time.slept == [2.0, 5.0]
@@ -48,7 +48,7 @@ def test_the_real_work_is_part_of_it() -> None:
     assert slow.slept == []
 
 
-def test_nothing_but_the_time_changes() -> None:
+def test_emulation_changes_only_the_time() -> None:
     plain, emulated = MoE(8, 8, 4, 2, seed=1), layer_with(Time(0.0), 0.1)
     emulated.router.load_state_dict(plain.router.state_dict())
     tokens = torch.randn(5, 8)

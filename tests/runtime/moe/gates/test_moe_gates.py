@@ -14,7 +14,7 @@ from holdfast.runtime.moe.gates.router import Router, jitter_stream
 LOGITS = torch.randn(40, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
-def test_weights_are_normalised_but_for_one_expert_per_token() -> None:
+def test_weights_are_normalised_unless_each_token_has_one_expert() -> None:
     two = TopKGate(8, 2)(LOGITS)
     assert torch.allclose(two.weights.sum(1), torch.ones(40, dtype=torch.float64))
     one = TopKGate(8, 1)(LOGITS)
@@ -47,7 +47,7 @@ def deepseek_v3(logits: torch.Tensor, bias: torch.Tensor, groups: int, kept: int
     return found
 
 
-def test_sigmoid_groups_and_bias_are_those_of_deepseek_v3() -> None:
+def test_sigmoid_scores_groups_and_bias_match_deepseek_v3() -> None:
     gate = TopKGate(8, 3, score="sigmoid", scale=2.5, groups=4, groups_kept=2, bias_rate=0.1).double()
     assert gate.bias is not None
     gate.bias.copy_(torch.linspace(-0.4, 0.4, 8))
@@ -58,18 +58,18 @@ def test_sigmoid_groups_and_bias_are_those_of_deepseek_v3() -> None:
     assert gate(LOGITS[:0]).experts.shape == (0, 3)
 
 
-def test_the_best_expert_alone_makes_the_group_where_that_is_asked_for() -> None:
+def test_group_best_1_ranks_groups_by_their_best_expert_alone() -> None:
     """DeepSeek-V2: the group with the single best expert wins, although another group is better overall."""
     logits = torch.tensor([[3.0, -9.0, 2.9, 2.8]])
     assert TopKGate(4, 1, groups=2, groups_kept=1, group_best=1)(logits).experts.item() == 0
     assert TopKGate(4, 1, groups=2, groups_kept=1, group_best=2)(logits).experts.item() == 2
 
 
-def test_one_expert_is_always_chosen() -> None:
+def test_a_single_expert_is_always_chosen() -> None:
     assert TopKGate(1, 1)(LOGITS[:, :1]).weights.tolist() == [[1.0]] * 40
 
 
-def test_the_bias_moves_towards_what_is_chosen_less_and_weighs_nothing() -> None:
+def test_the_bias_favours_rarely_chosen_experts_without_changing_weights() -> None:
     gate = TopKGate(4, 1, bias_rate=0.25)
     assert gate.balancing is not None
     gate.balancing.update(torch.tensor([8, 1, 3, 4]))
@@ -82,7 +82,7 @@ def test_the_bias_moves_towards_what_is_chosen_less_and_weighs_nothing() -> None
     assert choice.weights.item() == pytest.approx(logits.softmax(1)[0, 1].item())
 
 
-def test_the_balancing_loss_is_least_for_an_even_load() -> None:
+def test_the_balancing_loss_is_smallest_for_an_even_load() -> None:
     gate = TopKGate(4, 1, aux_loss=0.5)
     even = torch.arange(400).reshape(-1, 1) % 4
     # Even probabilities: E x sum(1/E x share) = 1, whatever the shares.
@@ -120,7 +120,7 @@ def test_the_z_loss_is_the_mean_square_of_the_logsumexp() -> None:
         ({"groups": 2.0}, "groups is 2.0: it must be a whole number"),
     ],
 )
-def test_a_gate_that_cannot_be_is_refused_in_one_sentence(options: dict[str, Any], error: str) -> None:
+def test_invalid_gate_options_are_refused_with_a_one_line_error(options: dict[str, Any], error: str) -> None:
     with pytest.raises(BadInputError) as refusal:
         TopKGate(**({"experts": 8, "top_k": 2} | options))
     assert error in str(refusal.value)
@@ -150,7 +150,7 @@ def answer(experts: Any = None, weights: Any = None, aux_loss: Any = None) -> Ch
         (answer(aux_loss=0.5), "returned an aux_loss as float: it must be a tensor"),
     ],
 )
-def test_what_is_no_choice_is_refused(given: object, error: str) -> None:
+def test_an_invalid_choice_of_a_gate_is_refused(given: object, error: str) -> None:
     with pytest.raises(BadInputError, match=error):
         check_choice(given, torch.nn.Identity(), tokens=5, top_k=2, experts=4)
 
@@ -159,7 +159,7 @@ def router(jitter: float) -> Router:
     return Router(16, 4, jitter=jitter, generator=torch.Generator().manual_seed(1))
 
 
-def test_jitter_is_the_steps_own() -> None:
+def test_jitter_depends_only_on_its_stream() -> None:
     tokens, shaken = torch.randn(6, 16), router(0.1).requires_grad_(False)
     streams = [
         jitter_stream(*place) for place in ((7, 3, 2, 0), (8, 3, 2, 0), (7, 4, 2, 0), (7, 3, 1, 0), (7, 3, 2, 1))
@@ -173,7 +173,7 @@ def test_jitter_is_the_steps_own() -> None:
     assert torch.equal(shaken.eval()(tokens, streams[0]), calm)
 
 
-def test_logits_are_never_of_half_precision() -> None:
+def test_logits_are_never_in_half_precision() -> None:
     tokens = torch.randn(6, 16)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits = router(0.0)(tokens)
@@ -182,6 +182,6 @@ def test_logits_are_never_of_half_precision() -> None:
 
 
 @pytest.mark.parametrize("jitter", [-0.1, 1.0, float("nan")])
-def test_impossible_jitter_is_refused(jitter: float) -> None:
+def test_invalid_jitter_is_refused(jitter: float) -> None:
     with pytest.raises(BadInputError, match="jitter is"):
         router(jitter)

@@ -10,7 +10,7 @@ from holdfast.errors import BadInputError
 from holdfast.runtime.moe.gates.routing import RecordedRouting, routing_from_loads
 
 
-def test_recorded_routing_depends_on_step_micro_batch_and_position_only() -> None:
+def test_recorded_routing_depends_only_on_step_micro_batch_and_position() -> None:
     table = [[row % 5, (row + 1) % 5] for row in range(50)]
     routing = RecordedRouting(table, seed=3)
     first = routing.assign(4, 2, 70)
@@ -22,7 +22,7 @@ def test_recorded_routing_depends_on_step_micro_batch_and_position_only() -> Non
 
 
 @pytest.mark.parametrize("table", [[[0, 0]], [[-1, 0]], [0, 1], [[0.5, 1.0]], []])
-def test_recorded_routing_refuses_what_is_no_routing(table: list) -> None:  # type: ignore[type-arg]
+def test_invalid_recorded_routing_is_refused(table: list) -> None:  # type: ignore[type-arg]
     with pytest.raises(BadInputError, match="recorded routing"):
         RecordedRouting(table)
 

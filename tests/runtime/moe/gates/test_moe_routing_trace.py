@@ -20,9 +20,7 @@ ITERATIONS = np.array([1, 11])
 
 @settings(derandomize=True, deadline=None, max_examples=50)
 @given(st.integers(0, 20), st.integers(0, 9), st.integers(1, 3), st.integers(0, 40))
-def test_a_micro_batch_is_routed_the_same_whenever_it_is_computed(
-    step: int, micro_batch: int, top_k: int, tokens: int
-) -> None:
+def test_repeated_routing_of_a_micro_batch_is_identical(step: int, micro_batch: int, top_k: int, tokens: int) -> None:
     trace = RoutingTrace(TOKENS, ITERATIONS)
     once = trace.layer_routing(0, top_k, seed=3).assign(step, micro_batch, tokens)
     again = trace.layer_routing(0, top_k, seed=3).assign(step, micro_batch, tokens)
@@ -31,7 +29,7 @@ def test_a_micro_batch_is_routed_the_same_whenever_it_is_computed(
     assert all(len(set(row)) == top_k for row in once.tolist())
 
 
-def test_layers_steps_and_micro_batches_differ() -> None:
+def test_layers_steps_and_micro_batches_are_routed_differently() -> None:
     trace = RoutingTrace(TOKENS[:1], ITERATIONS[:1])
     first = trace.layer_routing(0, 1).assign(1, 0, 64)
     others = [
@@ -71,12 +69,12 @@ def test_two_experts_per_token_where_only_one_has_load_and_none_at_all() -> None
         (np.array([[["a"]]]), [1], "tokens has shape"),
     ],
 )
-def test_what_is_no_trace_is_bad_input(tokens: np.ndarray, iterations: list[int], what: str) -> None:
+def test_an_invalid_trace_is_bad_input(tokens: np.ndarray, iterations: list[int], what: str) -> None:
     with pytest.raises(BadInputError, match=what):
         RoutingTrace(tokens, iterations)
 
 
-def test_a_model_that_does_not_fit_and_files_that_are_none(tmp_path: Path) -> None:
+def test_mismatched_models_and_invalid_trace_files_are_refused(tmp_path: Path) -> None:
     trace = RoutingTrace(TOKENS, ITERATIONS)
     trace.check_model(1, 3)
     for layers, experts in ((3, 3), (2, 4)):

@@ -45,13 +45,13 @@ def test_the_example_trains(dtype: str, tmp_path: Path, run: Run) -> None:
     assert losses[1] < losses[0] < 6.0
 
 
-def test_more_experts_per_token_than_there_are_is_bad_input() -> None:
+def test_a_top_k_above_the_number_of_experts_is_bad_input() -> None:
     done = run_cold("--experts", "2", "--top-k", "3")
     assert done.returncode == 2
     assert "--top-k is 3 and --experts is 2" in done.stderr
 
 
-def test_a_routing_trace_that_does_not_fit_is_bad_input(tmp_path: Path, run: Run) -> None:
+def test_a_routing_trace_of_another_model_is_bad_input(tmp_path: Path, run: Run) -> None:
     trace = tmp_path / "trace.npz"
     np.savez(trace, tokens=np.ones((3, 2, 4)), iterations=np.arange(3))
     done = run("--routing-trace", str(trace))

@@ -38,7 +38,9 @@ def plainly(layer: MoE, tokens_TD: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("top_k", [1, 2, 3])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 1e-5)])
-def test_alone_it_is_the_weighted_sum_of_its_experts(top_k: int, dtype: torch.dtype, tolerance: float) -> None:
+def test_a_layer_on_one_rank_computes_the_weighted_sum_of_its_experts(
+    top_k: int, dtype: torch.dtype, tolerance: float
+) -> None:
     layer = MoE(8, 16, 5, top_k, seed=1).to(dtype)
     tokens = torch.randn(4, 6, 8, dtype=dtype, requires_grad=True)
     got, wanted = layer(tokens), plainly(layer, tokens.view(-1, 8)).view(4, 6, 8)
@@ -72,7 +74,7 @@ def test_experts_are_a_pure_function_of_seed_layer_and_number() -> None:
 
 
 @pytest.mark.parametrize("sizes", [(0, 1, 1, 1), (8, 16, 4, 5), (8, 16, 4, 0), (8, 16, 0, 1)])
-def test_impossible_sizes_are_refused(sizes: tuple[int, int, int, int]) -> None:
+def test_invalid_sizes_are_refused(sizes: tuple[int, int, int, int]) -> None:
     with pytest.raises(BadInputError, match="MoE"):
         MoE(*sizes)
 
@@ -98,13 +100,13 @@ def test_impossible_sizes_are_refused(sizes: tuple[int, int, int, int]) -> None:
         ({"layer": 1 << 64}, "it must be 0 or more, and below 4294967296"),
     ],
 )
-def test_options_that_cannot_be_are_refused(options: dict[str, Any], error: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], error: str) -> None:
     with pytest.raises(BadInputError, match=error):
         MoE(8, 16, 4, **options)
 
 
 @pytest.mark.parametrize("name", ["dim", "hidden", "experts"])
-def test_sizes_that_are_no_whole_numbers_are_refused(name: str) -> None:
+def test_sizes_that_are_not_integers_are_refused(name: str) -> None:
     sizes: dict[str, Any] = {"dim": 8, "hidden": 16, "experts": 4}
     with pytest.raises(BadInputError, match=f"{name} is 8.0: it must be a whole number"):
         MoE(**{**sizes, name: 8.0})
@@ -128,7 +130,7 @@ class OwnGate(nn.Module):
         )
 
 
-def test_any_gate_can_choose() -> None:
+def test_a_custom_gate_chooses_the_experts() -> None:
     layer = MoE(8, 16, 4, 1, gate=OwnGate(0), shared=nn.Linear(8, 8), seed=1)
     tokens = torch.randn(3, 8)
     wanted = []
@@ -142,7 +144,7 @@ def test_any_gate_can_choose() -> None:
     assert layer.gate.weight.grad is not None
 
 
-def test_a_gate_that_chooses_what_is_not_there_is_refused() -> None:
+def test_an_invalid_choice_of_a_custom_gate_is_refused() -> None:
     with pytest.raises(BadInputError, match="the gate OwnGate chose expert"):
         MoE(8, 16, 4, 1, gate=OwnGate(4), seed=1)(torch.randn(3, 8))
     with pytest.raises(BadInputError, match=r"experts \(3, 1\)"):
@@ -159,12 +161,14 @@ def test_a_gate_that_chooses_what_is_not_there_is_refused() -> None:
         ({"shared": nn.Linear(8, 1)}, torch.zeros(3, 8), r"module Linear returned \(3, 1\) for tokens \(3, 8\)"),
     ],
 )
-def test_what_does_not_fit_the_layer_is_refused(options: dict[str, Any], tokens: torch.Tensor, error: str) -> None:
+def test_inputs_that_do_not_fit_the_layer_are_refused(
+    options: dict[str, Any], tokens: torch.Tensor, error: str
+) -> None:
     with pytest.raises(BadInputError, match=error):
         MoE(8, 16, 4, 2, **options)(tokens)
 
 
-def test_elastic_experts_do_what_a_router_of_the_models_own_says() -> None:
+def test_elastic_experts_follow_the_models_own_router() -> None:
     stack = draw_experts(8, 16, 4, F.gelu, gate=False, seed=1, layer=0)
     experts, tokens = ElasticExperts(stack), torch.randn(2, 8)
     out = experts(tokens, torch.tensor([[3, 0], [1, 2]]), torch.tensor([[0.5, 0.25], [1.0, 2.0]]))
@@ -185,14 +189,14 @@ def test_elastic_experts_refuse_other_shapes(
         experts(torch.ones(tokens), torch.zeros(chosen, dtype=torch.int64), torch.ones(weights))
 
 
-def test_elastic_experts_refuse_a_choice_of_none_of_them() -> None:
+def test_elastic_experts_refuse_an_expert_number_out_of_range() -> None:
     experts = ElasticExperts(draw_experts(8, 16, 4, F.gelu, gate=False, seed=1, layer=0))
     with pytest.raises(BadInputError, match="chose expert 4: there are 4 experts, 0 to 3"):
         experts(torch.ones(1, 8), torch.tensor([[4]]), torch.ones(1, 1))
 
 
 @pytest.mark.parametrize("factor", [0.3, 1.0, 2.0])
-def test_a_capacity_lets_first_choices_and_earlier_tokens_in(factor: float) -> None:
+def test_a_capacity_prefers_first_choices_and_earlier_tokens(factor: float) -> None:
     layer = MoE(8, 16, 5, 2, seed=1, capacity_factor=factor).double()
     tokens = torch.randn(20, 8, dtype=torch.float64, requires_grad=True)
     choice = layer.gate(layer.router(tokens))
@@ -236,7 +240,7 @@ def test_loads_are_counted() -> None:
     assert layer.binding.state.loads[0].tolist() == [5, 0, 5, 0]
 
 
-def test_dense_and_expert_parameters_are_told_apart() -> None:
+def test_dense_and_expert_parameters_are_distinguished() -> None:
     model = small_model()
     experts, dense = expert_parameters(model), dense_parameters(model)
     assert len(experts) == 2 * len(LAYERS)
@@ -287,7 +291,7 @@ PER_LAYER = 5  # counts, tokens, results, and the two gradients
 
 
 @pytest.mark.parametrize("halt_at", range(1, PER_LAYER * len(LAYERS) + 2))
-def test_a_halt_never_surfaces_in_the_users_loop(halt_at: int) -> None:
+def test_a_halt_raises_no_error_in_the_training_loop(halt_at: int) -> None:
     model, comm = small_model(), Halting(halt_at)
     # Both ranks host everything, so this rank's own tokens stay here.
     state, gradients = bound(comm, model, place_everywhere(EXPERTS, 2))
@@ -312,7 +316,7 @@ def test_a_halt_never_surfaces_in_the_users_loop(halt_at: int) -> None:
     assert all(bool(p.grad.isfinite().all()) for p in model.parameters() if p.grad is not None)
 
 
-def test_a_loss_that_leaves_a_layer_out_is_refused() -> None:
+def test_a_loss_that_omits_a_layer_is_refused() -> None:
     model = small_model()
     state, _ = bound(Halting(1000), model, place_everywhere(EXPERTS, 2))
     layers = moe_layers(model)
@@ -327,7 +331,7 @@ def test_a_loss_that_leaves_a_layer_out_is_refused() -> None:
     state.finish_micro_batch()
 
 
-def test_layers_out_of_turn_are_refused() -> None:
+def test_layers_called_out_of_order_are_refused() -> None:
     model = small_model()
     state, _ = bound(Halting(1000), model, place_everywhere(EXPERTS, 2))
     state.start_micro_batch(1, 0)

@@ -153,7 +153,7 @@ def assert_equals_reference(ranks: list[dict[str, Any]], wanted: dict[str, Any],
 
 
 @pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 3), (3, 7), (4, 2), (4, 9)])
-def test_any_placement_computes_what_one_process_computes(ranks: int, micro_batches: int) -> None:
+def test_every_placement_computes_the_result_of_one_process(ranks: int, micro_batches: int) -> None:
     rng = np.random.default_rng(ranks * 100 + micro_batches)
     placements = [random_placement(rng, ranks) for _ in range(6)]
     placements.append(place_everywhere(EXPERTS, ranks))
@@ -167,7 +167,7 @@ def test_any_placement_computes_what_one_process_computes(ranks: int, micro_batc
 
 
 @pytest.mark.parametrize("places", [2, 4])
-def test_places_with_the_same_tokens_compute_what_one_process_computes(places: int) -> None:
+def test_ranks_with_the_same_tokens_compute_the_result_of_one_process(places: int) -> None:
     """Each has 5 tokens: two local ranks split them as 3 and 2, four as 2, 2, 1 and 0."""
     rng = np.random.default_rng(places)
     placements = [random_placement(rng, 4) for _ in range(4)]
@@ -199,7 +199,7 @@ def local_gradients_survive(seat: Seat, placement: Placement) -> bool:
     return all(after[key].tobytes() == value.tobytes() for key, value in before.items())
 
 
-def test_the_reduction_leaves_the_local_gradients_alone() -> None:
+def test_the_reduction_keeps_the_local_gradients() -> None:
     placement = random_placement(np.random.default_rng(5), 2)
     assert run_world(2, local_gradients_survive, placement) == [True, True]
 
@@ -239,7 +239,7 @@ def train(seat: Seat, placement: Placement, scheme_name: str, dtype: torch.dtype
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_on_the_wire_trains_like_fp32(dtype: torch.dtype) -> None:
+def test_half_precision_communication_trains_like_fp32(dtype: torch.dtype) -> None:
     placement = random_placement(np.random.default_rng(11), 2)
     half = np.sum(run_world(2, train, placement, "interval", dtype), axis=0)
     full = np.sum(run_world(2, train, placement, "interval", torch.float32), axis=0)
@@ -247,7 +247,7 @@ def test_half_precision_on_the_wire_trains_like_fp32(dtype: torch.dtype) -> None
     assert np.abs(half - full).max() <= 0.02 * np.abs(full).max()
 
 
-def test_all_dispatch_schemes_compute_the_same() -> None:
+def test_all_dispatch_schemes_compute_the_same_result() -> None:
     placement = random_placement(np.random.default_rng(13), 3)
     interval, *others = (np.sum(run_world(3, train, placement, name, torch.float32), axis=0) for name in schemes())
     for other in others:

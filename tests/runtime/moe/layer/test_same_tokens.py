@@ -69,7 +69,7 @@ def passed(layer: holdfast.MoE, tokens: torch.Tensor) -> tuple[torch.Tensor, ...
 
 @pytest.mark.parametrize("options", [{}, {"capacity_factor": 0.7, "jitter": 0.2}], ids=["plain", "capacity, noise"])
 @pytest.mark.parametrize("count", [7, 2, 0])
-def test_all_places_have_what_one_would_have(count: int, options: dict[str, Any]) -> None:
+def test_all_ranks_get_the_result_of_one_rank(count: int, options: dict[str, Any]) -> None:
     tokens = tokens_of(count)
     expected = passed(moe(**options), tokens)
 
@@ -102,7 +102,7 @@ def test_choices_are_counted_once() -> None:
 
 
 @pytest.mark.parametrize("capacity", [None, 0.7])
-def test_a_place_at_which_the_step_is_void_keeps_nobody_waiting(capacity: float | None) -> None:
+def test_a_rank_with_a_void_step_does_not_block_other_ranks(capacity: float | None) -> None:
     tokens = tokens_of(7)
     whole = passed(moe(capacity_factor=capacity), tokens)[0]
     close = partial(torch.testing.assert_close, rtol=1e-13, atol=1e-15)
@@ -133,7 +133,7 @@ def refused_at_all(given: Sequence[torch.Tensor]) -> list[str]:
     return at_all_places(place)
 
 
-def test_other_tokens_at_each_place_are_refused() -> None:
+def test_different_tokens_on_each_rank_are_refused() -> None:
     """For example if activations are sharded along the sequence."""
     for given, counts in ((tokens_of(6).chunk(3), "2, 2, 2"), ([tokens_of(7)[:n] for n in (7, 7, 6)], "7, 7, 6")):
         for why in refused_at_all(given):
