@@ -465,7 +465,7 @@ def test_survivors_redo_an_abandoned_reduction():
     assert third == "left out"
 
 
-def test_buckets_take_turns_with_the_room_for_what_comes(monkeypatch: pytest.MonkeyPatch):
+def test_buckets_share_memory_for_received_gradients(monkeypatch: pytest.MonkeyPatch):
     made: list[int] = []
     real = bucket_module.large_zeros
 

@@ -158,7 +158,7 @@ def release_experts(seat: Seat) -> list[bool]:
     return [torch.equal(row, weight) for row, weight in zip(rows, before, strict=True)]
 
 
-def test_what_does_not_count_is_let_go_of() -> None:
+def test_experts_outside_the_kept_placement_are_released() -> None:
     assert run_world(2, release_experts) == [[True, True], [True, True]]
 
 

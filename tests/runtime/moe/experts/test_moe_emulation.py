@@ -61,6 +61,6 @@ def test_emulation_changes_only_the_time() -> None:
 
 
 @pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
-def test_no_such_time(seconds: float) -> None:
+def test_an_invalid_emulated_time_is_refused(seconds: float) -> None:
     with pytest.raises(BadInputError, match="emulated time per token"):
         Emulation(seconds_per_token=seconds)

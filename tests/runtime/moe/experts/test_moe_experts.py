@@ -70,7 +70,7 @@ KINDS = ("plain", "gated", "biases", "biases, outputs first", "modules")
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 2e-6)])
-def test_rows_are_computed_as_one_by_one(kind: str, dtype: torch.dtype, tolerance: float) -> None:
+def test_stacked_experts_compute_the_result_of_single_experts(kind: str, dtype: torch.dtype, tolerance: float) -> None:
     experts = stack(kind).to(dtype)
     tokens = torch.randn(sum(SIZES), DIM, dtype=dtype, requires_grad=True)
     ends = torch.tensor(SIZES).cumsum(0).to(torch.int32)
@@ -85,7 +85,7 @@ def test_rows_are_computed_as_one_by_one(kind: str, dtype: torch.dtype, toleranc
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_tokens_at_all_have_a_backward_all_the_same(kind: str) -> None:
+def test_the_backward_pass_works_without_tokens(kind: str) -> None:
     tokens = torch.empty(0, DIM, requires_grad=True)
     out = stack(kind)(tokens, torch.zeros(EXPERTS, dtype=torch.int32))
     assert out.shape == (0, DIM)
@@ -140,7 +140,7 @@ ONE = nn.Linear(DIM, DIM)
         (lambda dim, hidden: nn.Sequential(nn.Linear(dim, dim), ONE), "share the parameter '1.weight'"),
     ],
 )
-def test_modules_that_cannot_be_experts_are_refused(factory: Any, error: str) -> None:
+def test_invalid_expert_modules_are_refused(factory: Any, error: str) -> None:
     with pytest.raises(BadInputError, match=error):
         ModuleExperts(factory, DIM, HIDDEN, 2, seed=1, layer=0)
 

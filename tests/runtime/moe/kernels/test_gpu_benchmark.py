@@ -27,7 +27,7 @@ def benchmark() -> ModuleType:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_says_so(
+def test_the_benchmark_reports_a_missing_gpu(
     benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["dispatch_gpu.py"])
@@ -37,7 +37,9 @@ def test_without_a_gpu_it_says_so(
     assert "no usable GPU" in capsys.readouterr().out
 
 
-def test_on_a_cpu_it_runs_to_its_end(benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_benchmark_completes_on_a_cpu(
+    benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     sizes = ["--tokens", "64", "--dim", "16", "--hidden", "16", "--experts", "4", "--repeats", "2"]
     monkeypatch.setattr(sys, "argv", ["dispatch_gpu.py", "--device", "cpu", *sizes, "--results", str(tmp_path)])
     benchmark.main()

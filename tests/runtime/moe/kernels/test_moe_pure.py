@@ -21,7 +21,7 @@ PLACEMENTS = st.builds(random_placement, st.integers(0, 2**32 - 1).map(np.random
 
 @PROPERTY
 @given(st.permutations(range(9)))
-def test_inverse_undoes_an_order(order) -> None:  # type: ignore[no-untyped-def]
+def test_invert_order_undoes_an_order(order) -> None:  # type: ignore[no-untyped-def]
     array = np.array(order)
     assert array[invert_order(array)].tolist() == list(range(9))
 

@@ -27,7 +27,7 @@ PROGRAMS: dict[str, tuple[list[str], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_it_compiles(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_triton_kernel_compiles(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource

@@ -6,7 +6,7 @@ from places import BENCHMARKS
 from warm_start import run_warm
 
 
-def test_the_benchmark_runs_to_its_end(warm_torch: str) -> None:
+def test_the_layer_time_benchmark_completes(warm_torch: str) -> None:
     sizes = ("--turns", "1", "--tokens", "32", "--dim", "16", "--hidden", "16", "--experts", "4")
     done = run_warm(warm_torch, BENCHMARKS / "layer_time.py", *sizes)
     assert done.returncode == 0, done.stderr
