@@ -85,7 +85,11 @@ def build_division_table(
 
 
 def combine_groups(first: FloatArray, last: FloatArray) -> FloatArray:
-    """Return the two best values `(2, n + 1)` of two groups of jobs together, from `(2, n + 1)` of each."""
+    """Return the best and the next best value of two groups of jobs together, for 0..n nodes.
+
+    Both arguments and the result are `(2, n + 1)`: row 0 is the best value and row 1 the next best, -inf if there is
+    none.
+    """
     sums = _pairwise_sums(first[0], last[0])
     best, second = _top_two(sums)
     others = (_pairwise_sums(first[1], last[0]).max(axis=1), _pairwise_sums(first[0], last[1]).max(axis=1))
@@ -95,9 +99,11 @@ def combine_groups(first: FloatArray, last: FloatArray) -> FloatArray:
 def best_splits(first: FloatArray, last: FloatArray, nodes: int, preferred: int = 0) -> list[Split]:
     """Return the best and the next best way to share `nodes` between two groups, in O(n).
 
+    The list has fewer than two ways if there are no more; a way with the value -inf is impossible.
+
     Args:
-        first: `(2, n + 1)` values of the first group.
-        last: `(2, n + 1)` values of the last group.
+        first: `(2, n + 1)` best and next best values of the first group.
+        last: `(2, n + 1)` best and next best values of the last group.
         nodes: The nodes to share.
         preferred: The nodes of the last group that win among equal values; otherwise the fewest win.
     """
@@ -112,7 +118,10 @@ def best_splits(first: FloatArray, last: FloatArray, nodes: int, preferred: int 
 
 
 def useful_sizes(reward: FloatArray, had: int) -> IntArray:
-    """Return the numbers of nodes with more reward than every smaller number, ascending, but `had` first."""
+    """Return the numbers of nodes with more reward than every smaller number, ascending.
+
+    `had` comes first, even if it is not useful; it is left out if it is not allowed (-inf) or not in `reward`.
+    """
     before = np.concatenate([[-np.inf], np.maximum.accumulate(reward)[:-1]])
     more = np.flatnonzero(reward > before)
     if had < reward.size and reward[had] > -np.inf:
@@ -159,7 +168,10 @@ def _add_job(
 def _add_job_best_only(
     before: FloatArray, reward: FloatArray, preferred: int, into: tuple[FloatArray, IntArray]
 ) -> None:
-    """Add a job as `_add_job` does, without the next best; this makes no table of all pairs of numbers."""
+    """Add a job as `_add_job` does, without the next best values; this makes no table of all pairs of numbers.
+
+    `before` is `(n + 1,)`. The values and the job's nodes are written to `into`, whose values must be -inf before.
+    """
     best, took = into
     for number in useful_sizes(reward, preferred).tolist():
         offered = before[: before.size - number] + reward[number]

@@ -102,7 +102,10 @@ class StepTimes:
         return np.stack([rounds, np.ones(len(nodes)), summed], axis=1).astype(np.float64)
 
     def _places(self, nodes: IntArray) -> IntArray:
-        """Return the number of local ranks of a replica for each number of nodes, `(sizes,)`."""
+        """Return the number of local ranks of a replica for each number of nodes, `(sizes,)`; 1 without `self.places`.
+
+        With more nodes than `self.places` lists, its last number counts.
+        """
         if not self.places:
             return np.ones_like(nodes)
         return np.maximum(1, np.array(self.places)[np.minimum(nodes, len(self.places)) - 1])

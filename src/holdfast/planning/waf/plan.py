@@ -72,14 +72,24 @@ class Planner:
         return _make_plan(self._tasks, ways, self._nodes, self._running_s)
 
     def plan_after_failure(self, name: str) -> WafPlan:
-        """Return the best plan after the failure of one node of this job; `nodes` are the remaining nodes."""
+        """Return the best plan after the failure of one node of the job `name`.
+
+        The planner's number of nodes does not change: make the planner with the nodes that remain after the failure.
+
+        Raises:
+            KeyError: There is no job of this name.
+        """
         at = self._index(name)
         task = replace(self._tasks[at], hit=True)
         ways = self._best_ways(at, single_job_values(task.reward(self._nodes, self._running_s)))
         return _make_plan([*self._tasks[:at], task, *self._tasks[at + 1 :]], ways, self._nodes, self._running_s)
 
     def plan_after_end(self, name: str) -> WafPlan:
-        """Return the best plan after the end of this job."""
+        """Return the best plan for the other jobs, with all nodes, after the end of the job `name`.
+
+        Raises:
+            KeyError: There is no job of this name.
+        """
         at = self._index(name)
         nothing = np.full((2, self._nodes + 1), -np.inf)
         nothing[0, 0] = 0.0
@@ -105,14 +115,21 @@ class Planner:
         return _make_plan(tasks, ways, self._nodes, self._running_s)
 
     def _best_ways(self, at: int, of_it: FloatArray) -> list[list[int]]:
-        """Return the two best divisions if job `at` has the values `of_it` `(2, n + 1)`."""
+        """Return the two best divisions, best first, if job `at` has the values `of_it` `(2, n + 1)` instead of its
+        own.
+
+        A division has the nodes of each job, including job `at`. There are fewer than two if no other is possible.
+        """
         if at not in self._others:
             self._others[at] = combine_groups(self._first.best[at], self._last.best[len(self._tasks) - at - 1])
         found = best_splits(self._others[at], of_it, self._nodes, self._tasks[at].had)
         return [self._complete_division(at, pick) for pick in found if pick.value > -np.inf]
 
     def _complete_division(self, at: int, pick: Split) -> list[int]:
-        """Return the nodes of all jobs if job `at` has the nodes of `pick` and the others share the rest."""
+        """Return the nodes of each job if job `at` has `pick.nodes` and the others share the rest.
+
+        `pick.rest` selects the best (0) or the next best (1) division among the others.
+        """
         left, after = self._nodes - pick.nodes, len(self._tasks) - at - 1
         split = best_splits(self._first.best[at], self._last.best[after], left)[pick.rest]
         before = self._first.trace(at, left - split.nodes, split.rest)
@@ -177,10 +194,11 @@ def _make_plan(tasks: Sequence[Task], ways: Sequence[Sequence[int]], nodes: int,
 
 
 def _with_idle(tasks: Sequence[Task], sizes: Sequence[int], nodes: int, running_s: float) -> Iterator[list[int]]:
-    """Yield the best way in which one job also has some of the idle nodes, although it gains nothing by them.
+    """Yield the division `sizes` with some of its idle nodes added to the job that gains most, or loses least, by them.
 
-    Only such a division can contain a number of nodes that is not useful. With any other number, the job would be as
-    well off with fewer nodes, and that division would be a better alternative.
+    Yield nothing if no nodes are idle, or no job can run with more. Only such a division can contain a number of nodes
+    that is not useful. With any other number, the job would be as well off with fewer nodes, and that division would be
+    a better alternative.
     """
     idle = nodes - sum(sizes)
     if idle <= 0:

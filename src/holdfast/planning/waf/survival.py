@@ -44,7 +44,7 @@ def lost_share(
 
 
 def lost_with_all(nodes: int, failure_rate: float, exposed_s: float, rolled_back_s: float) -> FloatArray:
-    """Return `lost_share` for a job with its whole state on every node, for all sizes at once.
+    """Return `lost_share`, `(nodes + 1,)`, for a job with its whole state on every node; the arguments are the same.
 
     Such a job loses its state only if all its nodes fail within `exposed_s` seconds.
     """
@@ -104,7 +104,10 @@ def _log_factorial(of: FloatArray | IntArray) -> FloatArray:
 
 
 def copies_everywhere(nodes: int) -> FloatArray:
-    """Return the survival curve `(nodes + 1,)` of a job without experts, which is lost only with its last node."""
+    """Return the probability that nothing is lost if 0..nodes nodes fail, `(nodes + 1,)`, of a job without experts.
+
+    It is 1, except 0 if all nodes fail, since each node has the whole state.
+    """
     curve = np.ones(nodes + 1)
     curve[nodes] = 0.0
     return curve

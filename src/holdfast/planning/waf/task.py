@@ -58,14 +58,21 @@ class Task:
             raise BadInputError(f"the weight of {self.name} is {self.weight:g}: give a number above 0")
 
     def waf(self, nodes: int) -> FloatArray:
-        """Return F(t, x), weighted achieved FLOP/s, `(nodes + 1,)`; 0 for numbers that the job cannot run on."""
+        """Return F(t, x), weighted achieved FLOP/s with 0..nodes nodes, `(nodes + 1,)`, without the share lost by
+        roll-backs.
+
+        It is 0 for numbers that the job cannot run on.
+        """
         achieved = self.weight * _extend(self.throughput, nodes)
         if self.lost_share is not None:
             achieved = achieved * (1.0 - np.clip(_extend(self.lost_share, nodes), 0.0, 1.0))
         return np.where(self.fits(nodes), achieved, 0.0)
 
     def reward(self, nodes: int, running_s: float) -> FloatArray:
-        """Return G(t, x') of Eq. 3, `(nodes + 1,)` in weighted FLOP; -inf for numbers of nodes that are not allowed.
+        """Return G(t, x') of Eq. 3: the weighted FLOP until the next failure, less the cost of the change, `(nodes +
+        1,)`.
+
+        It is -inf for numbers of nodes below the job's floor, and for numbers above 0 that it cannot run on.
 
         Args:
             nodes: The most nodes.
@@ -97,14 +104,17 @@ class Task:
 
     @property
     def kept(self) -> int:
-        """The fewest nodes that the plan gives it: the smallest number from its floor on that it can run on."""
+        """The nodes that the plan reserves for it: 0 without a floor, else the smallest number from its floor on.
+
+        The number is at least `least`, and one of `sizes` if one of them is large enough.
+        """
         if not self.floor:
             return 0
         sizes = sorted(size for size in self.sizes if size >= max(self.floor, self.least)) if self.sizes else []
         return sizes[0] if sizes else max(self.floor, self.least)
 
     def fits(self, nodes: int) -> BoolArray:
-        """Return whether it can run with 0..nodes nodes, `(nodes + 1,)`."""
+        """Return whether it can run with 0..nodes nodes, `(nodes + 1,)`; never with 0."""
         held = indices(nodes + 1)
         fits = held >= max(self.least, 1)
         if self.most is not None:
@@ -118,8 +128,8 @@ def check_throughput(name: str, throughput: FloatArray) -> None:
     """Check a table of throughput.
 
     Raises:
-        BadInputError: It is too short, or a value is negative or not finite. The message names the job, the number of
-            nodes and the value.
+        BadInputError: It does not have one axis with at least two values, or a value is negative or not finite. The
+            message names the job, and the shape, or the number of nodes and the value.
     """
     if throughput.ndim != 1 or throughput.size < 2:
         raise BadInputError(f"the throughput of {name} has shape {throughput.shape}: give FLOP/s for 0, 1, ... nodes")

@@ -96,11 +96,12 @@ def simulate_strategy(
     failure_gaps: Distribution | None = None,
     timeline: RateProfile | None = None,
 ) -> SimulatedStrategy:
-    """Return the simulated CETT of a strategy with `spare_blocks` spare blocks per zone.
+    """Return CETT, beta, gamma and the block failure rate of each replication, with `spare_blocks` spare blocks per
+    zone.
 
     Args:
-        case: plain numbers only. Its `rack_failures` and its checkpoint's `clock` choose between the assumptions of
-            the closed form and more realistic ones.
+        case: plain numbers only. Its `rack_failures` and its checkpoint's `clock` choose between the assumptions of the
+            closed form and more realistic ones.
         strategy: the blocks.
         spare_blocks: R.
         settings: length and number of simulations.

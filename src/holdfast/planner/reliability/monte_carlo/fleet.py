@@ -131,7 +131,10 @@ def _arrivals(fleet: Fleet, rng: np.random.Generator, replications: int, hours: 
 def _tray_failures(
     fleet: Fleet, rng: np.random.Generator, replications: int, hours: float
 ) -> tuple[IntArray, FloatArray]:
-    """Return (replication, time) of the tray failures before `hours`, times rising within each replication."""
+    """Return (replication, time) of the tray failures before `hours`, times rising within each replication.
+
+    Their rate varies with the fleet's timeline, if it has one.
+    """
     if fleet.timeline is None:
         return _renewals(fleet.tray_failure_gaps, rng, replications, hours)
     # The profile shifts an event by at most one length of its observation.

@@ -90,7 +90,11 @@ def _blocks_down(line: _Timeline, zones: int) -> IntArray:
 
 
 def _padded(replication: IntArray, time: FloatArray, replications: int) -> FloatArray:
-    """Return the faults' times as (most faults, N). Each column rises, and is padded with infinity."""
+    """Return the faults' times as (most faults of a replication, replications). Each column rises, and ends with
+    infinity.
+
+    `replication` and `time` belong to each fault, sorted by both.
+    """
     counts = np.bincount(replication, minlength=replications)
     rank = np.arange(time.size) - (np.cumsum(counts) - counts)[replication]
     padded = np.full((int(counts.max(initial=0)), replications), np.inf)

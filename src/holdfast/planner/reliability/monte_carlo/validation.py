@@ -87,7 +87,11 @@ def compare_repair_mixes(
 
 
 def with_assumptions(case: SparingCase, clock: FailureClock, rack_failures: RackFailures) -> SparingCase:
-    """Return a synchronous case under other assumptions."""
+    """Return a copy of a synchronous case with this failure clock and this way to count rack failures.
+
+    Raises:
+        BadInputError: the case has another recovery scheme.
+    """
     failures: FailureModel = replace(case.failures, rack_failures=rack_failures)
     checkpoint = replace(synchronous_checkpoint(case), clock=clock)
     return replace(case, failures=failures, recovery=Synchronous(checkpoint=checkpoint))

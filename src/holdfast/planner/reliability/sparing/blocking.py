@@ -30,7 +30,9 @@ def zone_blocked_probability(
 def log_zone_free_probability(
     blocks: int | IntArray, spare_blocks: int | IntArray, unavailability: Floats
 ) -> FloatArray:
-    """Return log(1 - Pr(blocked)), or -inf on underflow."""
+    """Return the log of the probability that a zone is not blocked (see `zone_blocked_probability`), or -inf on
+    underflow.
+    """
     blocked = zone_blocked_probability(blocks, spare_blocks, unavailability)
     log_free = np.asarray(np.log1p(-np.minimum(blocked, 0.5)))
     mostly = blocked >= 0.5

@@ -251,7 +251,10 @@ def placed_share(placement: Placement | None, strategy: SparingStrategy) -> floa
 
 
 def check_strategy(cluster: Cluster, placement: Placement | None, strategy: SparingStrategy, key: str) -> None:
-    """Raise `BadInputError` unless the strategy's blocks fit racks, trays, zones and placement groups."""
+    """Raise `BadInputError` unless the strategy's blocks fit racks, trays, zones and placement groups.
+
+    If it gives a number of spare blocks, the others must form whole groups. `key` names the strategy in the message.
+    """
     if cluster.gpus_per_rack % strategy.block_gpus:
         raise BadInputError(
             f"{key}.block_gpus = {strategy.block_gpus}: must divide cluster.gpus_per_rack = {cluster.gpus_per_rack}"

@@ -67,7 +67,7 @@ class Statement:
         return np.isin(one.best, winners)
 
     def part(self, one: SensitivityMap) -> BoolArray:
-        """Return the part of the plane that the statement is about, (T, M)."""
+        """Return which points of the map the statement is about, (T, M), by its ranges of MTTR and tray MTBF."""
         mtbf, mttr = np.meshgrid(one.mtbf_tray_hours, one.mttr_hours)
         inside = (mtbf >= self.mtbf_tray_hours[0]) & (mtbf <= self.mtbf_tray_hours[1])
         return inside & (mttr >= self.mttr_hours[0]) & (mttr <= self.mttr_hours[1])

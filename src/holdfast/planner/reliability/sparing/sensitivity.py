@@ -72,8 +72,9 @@ def sensitivity_map(
 ) -> SensitivityMap:
     """Return the map of `scenario` over a grid of tray MTBFs (M,) and MTTRs (T,), in hours.
 
-    The rack MTBF keeps its ratio to the tray's. Each point has its own best number of spare blocks, even if a strategy
-    of the case gives a number: that number was chosen for one point.
+    The case's placement, hardware and model only count if the scenario includes them. The rack MTBF keeps its ratio to
+    the tray's. Each point has its own best number of spare blocks, even if a strategy of the case gives a number: that
+    number was chosen for one point.
     """
     mtbf, mttr = np.meshgrid(mtbf_tray_hours, mttr_hours)
     varied = replace(

@@ -11,13 +11,14 @@ from holdfast.planning.special import FloatArray, IntArray
 
 
 def best_spare_blocks(scheme: RecoveryScheme, pool: BlockPool) -> IntArray:
-    """Return the R in 0..L-1 that maximises CETT without placement (P = 1), for every element of the pool's arrays.
+    """Return the best number R of spare blocks per zone without placement groups, for every element of the pool's
+    arrays.
 
-    For the synchronous scheme the objective is log-concave in R, so its forward difference changes sign once, and
-    bisection finds the sign change. A binomial distribution function is log-concave, so are its powers, and so is n (1
-    - gamma(n)) in the number n of working blocks. (With x = rate period, y = rate down and no saving, its logarithm's
-    second derivative is at most (-2 + 1 + 1)/n**2; saving only lowers it.) For the other schemes, tests compare the
-    result with a search over every R.
+    R is between 0 and L - 1, with L blocks per zone, and maximises CETT. For the synchronous scheme the objective is
+    log-concave in R, so its forward difference changes sign once, and bisection finds the sign change. A binomial
+    distribution function is log-concave, so are its powers, and so is n (1 - gamma(n)) in the number n of working
+    blocks. (With x = rate period, y = rate down and no saving, its logarithm's second derivative is at most (-2 + 1 +
+    1)/n**2; saving only lowers it.) For the other schemes, tests compare the result with a search over every R.
     """
     free = replace(pool, group_blocks=1)
     shape = np.broadcast_shapes(pool.unavailability.shape, pool.interruptions_per_hour.shape)
@@ -34,10 +35,11 @@ def best_spare_blocks(scheme: RecoveryScheme, pool: BlockPool) -> IntArray:
 
 
 def best_placed_spare_blocks(scheme: RecoveryScheme, pool: BlockPool, unplaced: IntArray) -> IntArray:
-    """Return the best R for which L - R is a positive multiple of P (Eq. 6).
+    """Return the best number R of spare blocks per zone that leaves whole placement groups (Eq. 6), per element of the
+    pool.
 
-    `unplaced` is `best_spare_blocks(scheme, pool)`. It is the only maximum, so the best multiple is one of the two next
-    to it.
+    L - R must be a positive multiple of P, with L blocks per zone and P blocks per group. `unplaced` is
+    `best_spare_blocks(scheme, pool)`. It is the only maximum, so the best multiple is one of the two next to it.
     """
     if pool.group_blocks == 1:
         return unplaced

@@ -190,9 +190,11 @@ def _nodes_per_rack(cluster: Cluster, trays_per_node: float) -> float:
 def _goodput(
     case: SparingCase, strategy: SparingStrategy, spare_blocks: int, settings: SimulationSettings, reality: Reality
 ) -> Estimate:
-    """Simulate a strategy and return its goodput in GPUs: computed time times GPUs times the hardware and model gains.
+    """Simulate a strategy and return its goodput in GPUs: CETT times the cluster's GPUs times the hardware and model
+    gains.
 
-    `reality` replaces the case's distributions of repairs and gaps, and its constant rate of failures.
+    The result has a confidence interval. `reality` replaces the case's distributions of repairs and gaps, and its
+    constant rate of failures.
     """
     simulated = simulate_strategy(
         case,
@@ -208,7 +210,11 @@ def _goodput(
 
 
 def _neighbours(case: SparingCase, strategy: SparingStrategy, spare_blocks: int) -> list[int]:
-    """Return spare counts that are up to two placement groups (or 5 % of the spares) away."""
+    """Return up to four other numbers of spare blocks: one and two steps below and above `spare_blocks`.
+
+    A step is 5 % of `spare_blocks` in whole placement groups, at least one group. Numbers below 0, or without a working
+    block in a zone, are left out.
+    """
     group = group_blocks(case.placement, strategy)
     step = group * max(1, round(0.05 * spare_blocks / group))
     candidates = [spare_blocks + i * step for i in (-2, -1, 1, 2)]

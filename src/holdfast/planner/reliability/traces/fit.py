@@ -71,8 +71,15 @@ def fit_trace(trace: FailureTrace, *, confidence: float = 0.95, seed: int = 0, r
     unfinished repairs, over the number of repairs that ended. This is the maximum-likelihood estimate for exponential
     repairs, some of which are censored by the end of the trace. The shape of repairs only uses repairs that ended.
 
+    Args:
+        trace: the failures and repairs.
+        confidence: of all intervals.
+        seed: of the resamples, and of the simulated p-values.
+        resamples: the number of resamples for the intervals that do not assume exponential times.
+
     Raises:
-        BadInputError: fewer than two repairs ended, or all of them in no time, or all failures start at the same time.
+        BadInputError: fewer than two repairs ended, or all of them in no time, or all failures start at the same time,
+            or all gaps or all repairs are equally long.
     """
     repairs = trace.repair_hours
     if repairs.size < 2 or not np.any(repairs > 0):
@@ -153,7 +160,10 @@ def fit_shape(hours: FloatArray, rng: np.random.Generator, simulations: int = 40
     """Fit a Weibull and a lognormal to times (N,) of 0 or more, and compare them and the sample with an exponential.
 
     The AICs are relative to the exponential's, and the p-value of its distance is simulated. Times of 0 count as half
-    the smallest positive one.
+    the smallest positive one; at least one time must be positive.
+
+    Raises:
+        BadInputError: all times are equal.
     """
     mean = float(hours.mean())
     positive = np.maximum(hours, 0.5 * float(hours[hours > 0].min()))

@@ -104,7 +104,8 @@ def _groups(trace: FailureTrace, domain: IntArray, within_hours: float) -> IntAr
 def _expected_coincidences(trace: FailureTrace) -> float:
     """Return how many pairs of failures start at the same time by chance, at the trace's resolution.
 
-    That is the first of `CLOCK_UNITS_S` of which all start times are multiples. If there is none, the result is 0.
+    That is the coarsest of `CLOCK_UNITS_S` (day to second) that divides the time from the first failure to each other.
+    If none does, the result is 0.
     """
     seconds = 3600.0 * (trace.start_hours - trace.start_hours[0])
     fits = (unit for unit in CLOCK_UNITS_S if np.abs(seconds - unit * np.rint(seconds / unit)).max() < 1e-3)
