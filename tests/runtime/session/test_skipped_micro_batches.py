@@ -67,7 +67,7 @@ def test_a_step_is_the_mean_over_the_micro_batches_not_skipped(max_norm: float |
         torch.testing.assert_close(mine, plain, rtol=1e-9, atol=1e-12)
 
 
-def test_a_step_whose_micro_batches_are_all_skipped_is_skipped() -> None:
+def test_a_step_with_all_micro_batches_skipped_is_skipped() -> None:
     ours = model()
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1)
     job = Job(None)

@@ -456,9 +456,7 @@ def test_unauthenticated_connections_are_dropped_oldest_first_or_on_timeout(
 UNPLANNED = wire.PREAMBLE.pack(wire.STATE, 9, 0, 0, b"n" * 32)
 
 
-def test_a_sender_waiting_for_its_plan_is_not_displaced_by_strangers(
-    sides: Callable[..., Side], strangers: Come
-) -> None:
+def test_a_sender_waiting_for_its_plan_is_not_displaced_by_others(sides: Callable[..., Side], strangers: Come) -> None:
     side, source = sides(), make(3)
     side.decided.clear()
     _, early = push(side.plan(), source)
@@ -471,7 +469,7 @@ def test_a_sender_waiting_for_its_plan_is_not_displaced_by_strangers(
     assert side.ended.wait(DEADLINE_S)
 
 
-def test_a_sender_retries_while_strangers_occupy_all_waiting_slots(sides: Callable[..., Side], strangers: Come) -> None:
+def test_a_sender_retries_while_others_occupy_all_waiting_slots(sides: Callable[..., Side], strangers: Come) -> None:
     side, source = sides(), make(3)
     side.decided.clear()
     strangers(side, inbox.MAX_WAITING, UNPLANNED)
