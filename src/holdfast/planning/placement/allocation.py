@@ -97,7 +97,8 @@ def allocate(
 
     Each expert gets at least `fault_threshold` replicas. If that many distinct nodes cannot hold every expert, the
     threshold is lowered as little as possible, and the result reports it. The hottest expert takes the slots that
-    rounding leaves. Ties are broken by expert number.
+    rounding leaves. Ties are broken by expert number. In a layer without tokens, all experts count as equally loaded;
+    the result lists these layers.
 
     Args:
         loads: `(L, E)` tokens.
@@ -151,8 +152,9 @@ def _largest_threshold(experts: int, slots: IntArray) -> int:
 
 
 def _allocate_by_equation_1(tokens: IntArray, total: int, minimum: int) -> IntArray:
-    """Return the replicas of Eq. (1) for all layers at once.
+    """Return the replicas `(L, E)` of Eq. (1), at least `minimum` of each expert and `total` in each layer.
 
+    From the expert with the fewest `tokens` `(L, E)` on, each gets its share of the slots that are left, rounded down.
     `E * minimum <= total` keeps every entry at least `minimum` and the counts monotone.
     """
     order = np.argsort(tokens, axis=1, kind="stable")

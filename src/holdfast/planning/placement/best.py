@@ -83,7 +83,10 @@ class Best:
 
 
 def _balance_pattern(problem: PlacementProblem, pattern: BoolArray) -> BoolArray:
-    """Return the pattern `(E, N)` with its host sets assigned to experts so that the nodes' work is even."""
+    """Return the pattern `(E, N)` with its host sets assigned to experts so that the nodes' work is even.
+
+    Without loads, it is returned unchanged.
+    """
     if problem.loads is None:
         return pattern
     return balance_sets(pattern, compute_idleness(problem.loads, problem.replicas, problem.by_rank), problem.slots)

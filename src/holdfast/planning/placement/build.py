@@ -58,7 +58,10 @@ def build_placement(problem: PlacementProblem, pattern: BoolArray) -> IntArray:
 
 
 def _assign_by_risk(problem: PlacementProblem, pattern: BoolArray, rates: FloatArray) -> BoolArray:
-    """Return the `pattern` `(E, N)` with its columns assigned to nodes that fail at these `rates` `(N,)`."""
+    """Return the `pattern` `(E, N)` with its columns assigned to nodes so that few likely losses are fatal.
+
+    `rates` `(N,)` are how often each node fails. Only nodes of the same slots and rack exchange columns.
+    """
     kinds = node_kinds(problem.slots, problem.racks)
     pattern = columns_by_risk(pattern, rates, kinds)
     if problem.nodes > SEARCH_UP_TO_NODES:

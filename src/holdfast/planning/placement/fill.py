@@ -21,9 +21,10 @@ def deal_replicas(counts: IntArray, replicas: IntArray, slots: IntArray) -> IntA
 
 
 def deal_remaining(counts: IntArray, in_hand: IntArray, free: IntArray) -> None:
-    """Add the replicas `in_hand` `(L, E)` to `counts` `(L, E, N)` in place, as `deal_replicas` does.
+    """Add the replicas `in_hand` `(L, E)` to `counts` `(L, E, N)` in place, round by round, as `deal_replicas` does.
 
-    In each layer, `free` `(L, N)` must sum to the replicas in hand.
+    In a round, each node that still has a free slot gets the next replica, expert by expert. In each layer, `free` `(L,
+    N)` must sum to the replicas in hand.
     """
     if not in_hand.any():
         return

@@ -163,7 +163,8 @@ def _make_option(name: str, problem: PlacementProblem, counts: IntArray) -> Opti
 def _find_group_patterns(problem: PlacementProblem) -> list[tuple[int, BoolArray]]:
     """Return (number of groups, pattern `(E, N)`), rows by rank, with more and more groups of fewer experts.
 
-    It ends before a group would have fewer than f nodes.
+    It ends before a group would have fewer than f nodes (the fault threshold). Some numbers are left out if there are
+    many, and those for which an expert would have fewer hosts.
     """
     profile = np.minimum(problem.ranked_replicas.min(axis=0), problem.nodes)
     room = Room(most=profile, threshold=problem.fault_threshold, slots=problem.slots)
@@ -182,7 +183,10 @@ def _find_group_patterns(problem: PlacementProblem) -> list[tuple[int, BoolArray
 
 
 def _place_by_work(problem: PlacementProblem) -> IntArray:
-    """Return a placement `(L, E, N)` that optimises only the evenness of the nodes' work, and keeps f."""
+    """Return a placement `(L, E, N)` that evens out the nodes' work, whatever this means for the survival of failures.
+
+    Each expert still is on `fault_threshold` distinct nodes.
+    """
     counts = np.zeros((*problem.replicas.shape, problem.nodes), dtype=np.int64)
     free = np.repeat(problem.slots[None, :], len(counts), axis=0)
     deal_by_work(counts, problem.replicas, free, problem.work)

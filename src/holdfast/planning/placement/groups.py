@@ -50,7 +50,7 @@ def best_groups(problem: PlacementProblem) -> BoolArray | None:
 
 
 def _spread_run_sizes(problem: PlacementProblem, enough: int) -> IntArray:
-    """Return the sizes of `enough` host sets of spread that share no node, smallest first.
+    """Return the sizes of up to `enough` host sets of spread that share no node, smallest first.
 
     On nodes of equal slots, spread places each expert on a run of consecutive nodes on a ring. The run starts at the
     end of the previous one.

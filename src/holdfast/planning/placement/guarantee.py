@@ -56,7 +56,8 @@ def _repair_layer(counts: IntArray, threshold: int) -> bool:
 def _find_trade(counts: IntArray, hosts: IntArray, expert: int, threshold: int) -> tuple[int, int, int] | None:
     """Return (other, source, target): `expert` trades its double on `source` for a replica of `other` on `target`.
 
-    The other expert may lose a host only if it has one to spare. The expert with the most hosts is preferred.
+    The other expert may lose a host only if it has one to spare. The expert with the most hosts is preferred. Return
+    None if no trade is possible.
     """
     best: tuple[int, int, int] | None = None
     best_score = 0

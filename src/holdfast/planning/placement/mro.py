@@ -40,7 +40,10 @@ class Mro:
 
 
 def default_width(slots: IntArray) -> int:
-    """Return the default number of experts c per group: the common slots, or the c with the largest c x nodes."""
+    """Return the default number c of experts per group: the slots of a node, if all have the same.
+
+    Otherwise it is the c with the largest product of c and the number of nodes that have at least c slots.
+    """
     widths = np.unique(slots)
     areas = [int(width) * int((slots >= width).sum()) for width in widths]
     return int(widths[int(np.argmax(areas))])

@@ -76,7 +76,10 @@ def _sweep_node(odds: FloatArray, stays: FloatArray, share: FloatArray) -> Float
 
 
 def _shift_losses(odds: FloatArray) -> FloatArray:
-    """Return the odds with one more lost node."""
+    """Return `odds`, indexed by the number of lost nodes, for one more lost node: entry k is entry k - 1 of before.
+
+    Entry 0 becomes 0, and the last entry is dropped.
+    """
     moved = np.zeros_like(odds)
     moved[1:] = odds[:-1]
     return moved

@@ -47,10 +47,11 @@ def group_patterns(profile: IntArray, slots: IntArray) -> list[BoolArray]:
 
 
 def disjoint_groups(profile: IntArray, starts: IntArray, slots: IntArray) -> BoolArray:
-    """Return the pattern `(E, N)` with one node group per expert group, each as large as fits.
+    """Return the pattern `(E, N)` with one node group per expert group, each as large as nodes and replicas allow.
 
-    The smallest group is served first. `starts` are the first ranks of the expert groups. Only nodes with enough
-    `slots` `(N,)` for the largest expert group are used.
+    `profile` `(E,)` are the most hosts of each expert, by rank, and `starts` the first ranks of the expert groups. A
+    group has at most as many nodes as its first expert has hosts. The smallest group is served first. Only nodes with
+    enough `slots` `(N,)` for the largest expert group are used.
     """
     stops = np.append(starts[1:], profile.size)
     nodes = np.flatnonzero(slots >= (stops - starts).max())

@@ -120,7 +120,8 @@ def _nodes_by_set(sets: BoolArray) -> IntArray:
 def _fatal_lower_bound(sets: BoolArray, exact: FloatArray, rates: FloatArray | None) -> FloatArray:
     """Return a lower bound of the share of fatal losses `(N + 1,)`; `exact` are its first entries.
 
-    It is at least the share for fewer lost nodes, and the share of some disjoint `sets` alone.
+    It is at least the share for the most lost nodes in `exact`, and, without `rates`, the share of some disjoint `sets`
+    alone.
     """
     nodes: int = sets.shape[1]
     least: FloatArray = np.full(nodes + 1, exact[-1])

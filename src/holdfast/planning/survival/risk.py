@@ -61,7 +61,8 @@ def safer_columns(
 ) -> BoolArray:
     """Return the `pattern` `(E, N)` with few columns traded, until its `cost` is at most the `goal`.
 
-    A trade must save the share `least` of the cost. `rates` and `kinds` are as for `columns_by_risk`.
+    It ends earlier if no trade saves the share `least` of the cost, or after a fixed number of trades. `rates` and
+    `kinds` are as for `columns_by_risk`.
     """
     now = cost(pattern)
     for _ in range(_MOST_TRADES):

@@ -47,7 +47,9 @@ class NodeLosses:
             self._odds = odds / np.bincount(self._lost, weights=odds)[self._lost]
 
     def fatal(self, hosts: int) -> int:
-        """Return the losses that take all `hosts`, a bit mask of nodes."""
+        """Return the losses that take all `hosts`, a bit mask of nodes, as an integer with one bit for each set of lost
+        nodes.
+        """
         known = self._fatal.get(hosts)
         if known is None:
             known = -1
@@ -59,14 +61,20 @@ class NodeLosses:
         return known
 
     def fatal_of(self, masks: Masks) -> int:
-        """Return the losses that take all hosts of any expert."""
+        """Return the losses that take all hosts of any expert, as an integer with one bit for each set of lost nodes.
+
+        `masks` are the hosts of each expert, a bit for each node.
+        """
         fatal = 0
         for hosts in set(masks):
             fatal |= self.fatal(hosts)
         return fatal
 
     def share(self, fatal: int) -> FloatArray:
-        """Return the share of all losses that these `fatal` losses have, by number of lost nodes, `(N + 1,)`."""
+        """Return the probability that a loss is one of these `fatal` losses, by number of lost nodes, `(N + 1,)`.
+
+        `fatal` has one bit for each set of lost nodes. Without failure rates, all sets of one size are equally likely.
+        """
         if self._odds is not None:
             return self._weighted_share(fatal, self._odds)
         dead = [(fatal & bits).bit_count() for bits in self._of_size]
@@ -136,6 +144,8 @@ class Climber:
 
     def explore(self, masks: Masks, cost: float, *, kicks: int) -> tuple[Masks, float]:
         """Leave a local optimum: `kicks` times, take random steps from the best pattern so far and climb again.
+
+        It ends earlier if the budget is spent.
 
         Returns:
             The best pattern found and its cost.

@@ -107,9 +107,10 @@ def _sets_by_first_node(sets: BoolArray) -> list[list[int]]:
 
 
 def _front_after_loss(node: int, front: Sequence[int]) -> Front | None:
-    """Return the `front` after the loss of `node`, without sets that contain another one.
+    """Return the `front` after the loss of `node`, without sets that contain another one; None if the loss is fatal.
 
-    Return None if a set has no node left, which makes the loss fatal.
+    The front is the host sets whose survival is open, each as bits of the nodes that may still be live. A loss is fatal
+    if a set has no node left.
     """
     left = {nodes & ~(1 << node) for nodes in front}
     if 0 in left:
@@ -119,7 +120,10 @@ def _front_after_loss(node: int, front: Sequence[int]) -> Front | None:
 
 
 def _shift_losses(odds: FloatArray) -> FloatArray:
-    """Return the odds with one more lost node."""
+    """Return `odds`, indexed by the number of lost nodes, for one more lost node: entry k is entry k - 1 of before.
+
+    Entry 0 becomes 0, and the last entry is dropped.
+    """
     moved = np.zeros_like(odds)
     moved[1:] = odds[:-1]
     return moved

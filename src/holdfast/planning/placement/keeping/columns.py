@@ -43,7 +43,8 @@ def columns_by_groups(pattern: BoolArray, replicas: IntArray, held: BoolArray) -
 def _fewest_replicas(sets: BoolArray, table: BoolArray, replicas: IntArray) -> IntArray:
     """Return the fewest replicas of an expert hosted by exactly each of the `sets` `(S, N)`, `(S,)`.
 
-    `table` `(L E, N)` are the hosts of each expert, and `replicas` `(L E,)` its replicas.
+    `table` `(L E, N)` are the hosts of each expert, and `replicas` `(L E,)` its replicas. If no expert has exactly
+    these hosts, the entry is the largest int64.
     """
     inside = table.astype(np.float32) @ sets.T.astype(np.float32)
     same = (inside == sets.sum(axis=1)) & (inside == table.sum(axis=1)[:, None])

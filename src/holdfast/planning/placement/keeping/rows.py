@@ -70,7 +70,12 @@ def _assign_content(content: BoolArray, kind_of: IntArray, order: IntArray) -> I
 
 
 def _assign_others(kept: NDArray[np.float32], kind_of: IntArray, settled: IntArray) -> IntArray:
-    """Give the remaining rows to the experts without a row, which are -1 in `settled` `(L, E)`."""
+    """Return the row of each expert `(L, E)`: as in `settled`, and the remaining rows for the experts that are -1
+    there.
+
+    In each layer, they are assigned so that the sum of the gains `kept` `(L, E, kinds)` is greatest; `kind_of` is the
+    kind of each row.
+    """
     waiting = settled < 0
     # The additional last column collects the experts without a row (-1).
     taken = np.zeros((settled.shape[0], settled.shape[1] + 1), dtype=np.bool_)
@@ -87,7 +92,10 @@ def _assign_others(kept: NDArray[np.float32], kind_of: IntArray, settled: IntArr
 
 
 def _layers_with_choice(kept: NDArray[np.float32], waiting: BoolArray) -> BoolArray:
-    """Return the layers `(L,)` in which the gains `kept` `(L, E, kinds)` of the `waiting` `(L, E)` experts differ."""
+    """Return in which layers, `(L,)`, the gains `kept` `(L, E, kinds)` of the `waiting` `(L, E)` experts differ.
+
+    False for a layer in which no expert waits.
+    """
     low = kept.min(axis=(1, 2), initial=np.inf, where=waiting[:, :, None])
     high = kept.max(axis=(1, 2), initial=-np.inf, where=waiting[:, :, None])
     return low < high
@@ -119,7 +127,7 @@ def deal_keeping(
 
 
 def _limit_to_room(wanted: NDArray[np.int32], room: NDArray[np.int32], axis: int) -> NDArray[np.int32]:
-    """Return the first units of `wanted` along an axis, limited to the `room`."""
+    """Return `wanted` with its total along the axis limited to `room`: the first units stay, the last ones are cut."""
     before = np.cumsum(wanted, axis=axis, dtype=np.int32)
     before -= wanted
     left = np.subtract(room, before, out=before)
