@@ -334,7 +334,10 @@ def describe_rule(key: Key) -> str:
 
 
 def _describe_range(kind: inspect.IntType | inspect.FloatType) -> str:
-    """Return the limits of a number in words that follow "a number", or "" if it has no lower limit."""
+    """Return the limits of a number in words that follow "a number", such as " from 1 to 8" or ", 0 or more".
+
+    "" without a lower limit, or if the only limit is exclusive.
+    """
     if kind.ge is not None and kind.le is not None:
         return f" from {_format_number(kind.ge)} to {_format_number(kind.le)}"
     if kind.gt is not None and kind.le is not None:

@@ -79,7 +79,9 @@ def _node_name(node: _Node) -> str:
 
 
 def _inner_patterns(node: _Node) -> list[list[_Node]]:
-    """Return the patterns inside a node."""
+    """Return the patterns inside a node: the body of a repeat, group or assertion, each alternative; [] for other
+    nodes.
+    """
     name, value = _node_name(node), node[1]
     if name in (*_REPEATS, "POSSESSIVE_REPEAT"):
         return [list(value[2])]

@@ -71,7 +71,9 @@ class StepSamples:
         """Return the error in the samples of a step, or "" if each micro-batch is in it once on each local rank.
 
         Args:
-            hashes: the sum over the first workers of all replica groups.
+            step: the step, from 1.
+            samples: the number of samples that were counted.
+            hashes: the sum of micro-batch hashes over the first workers of all replica groups.
             place_hashes: the sum over the other workers.
             places: how many workers share one replica of the model.
         """

@@ -206,7 +206,11 @@ class LocalStorage(Storage):
         return True
 
     def copy(self, path: str, target: str) -> None:
-        """Replace `target` by a hard link to a file, or by a copy if links are impossible. Missing folders are made."""
+        """Replace `target` by a hard link to a file, or by a copy if links are impossible. Missing folders are made.
+
+        Raises:
+            OSError: the file cannot be read; a previous `target` is removed all the same.
+        """
         final = self._path(target)
         _make_folder(final.parent)
         final.unlink(missing_ok=True)
@@ -271,7 +275,11 @@ class RemoteStorage(Storage):
         self._root = root.rstrip("/")
 
     def entries(self, path: str = "") -> list[str]:
-        """Return the names of all entries of a folder, sorted, without caches; [] if the folder does not exist."""
+        """Return the names of all entries of a folder, sorted, without caches; [] if the folder does not exist.
+
+        Raises:
+            OSError: the store cannot be read.
+        """
         with _as_os_errors():
             self._files.invalidate_cache()
             try:
@@ -317,10 +325,13 @@ class RemoteStorage(Storage):
             file.close()
 
     def create(self, path: str, data: bytes) -> bool | None:
-        """Write a file if it does not exist: True if it was written, False if it exists.
+        """Write a file if it does not exist: True if it was written, False if it exists or the write failed.
 
         None if the store does not refuse a second file of the same name, which is tried with a temporary file: then
         nothing was written.
+
+        Raises:
+            OSError: the store cannot be asked whether the file exists.
         """
         with _as_os_errors():
             self._files.makedirs(self._full_path(path).rsplit("/", 1)[0], exist_ok=True)

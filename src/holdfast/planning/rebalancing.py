@@ -82,8 +82,9 @@ class RebalanceDecision:
 
 
 def migration_seconds(migration: Migration, model: CostModel) -> float:
-    """Return how long the migration stops training: the busiest link's transfer time beyond the hidden part, plus the
-    pause.
+    """Return how long the migration stops training, or 0 if no expert moves.
+
+    This is the busiest node's transfer time, sending or receiving, beyond the hidden part, plus the pause.
     """
     if not migration.expert_moves:
         return 0.0
@@ -106,10 +107,11 @@ def decide_rebalance(
     racks: IntArray | None = None,
     rates: FloatArray | None = None,
 ) -> RebalanceDecision:
-    """Decide whether to adopt a new placement for the next `steps` steps.
+    """Decide whether to adopt a new placement for the next `steps` steps: usually, if it saves more time than it costs.
 
-    A placement that has lost its guarantee is replaced at any price. A placement that needs an expert without a live
-    copy is rejected. A mended placement is also replaced at any price if the new one survives clearly more.
+    The first exception that applies decides. A new placement that needs an expert without a live copy is rejected. If
+    the rarest expert has fewer nodes than the `threshold`, one that gives it more is adopted at any price. So is one
+    that survives clearly more than a mended placement.
 
     Args:
         loads: `(L, E)` expected tokens per step.

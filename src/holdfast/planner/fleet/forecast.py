@@ -57,7 +57,9 @@ class Forecasts:
 
 
 def forecast(case: FleetCase, settings: SimulationSettings) -> Forecasts:
-    """Simulate a case with live recovery and with restarts.
+    """Simulate a case with live recovery and with restarts, under the same failures.
+
+    Without a checkpoint period in the case, live recovery saves once an hour, and restarts at the optimal period.
 
     Raises:
         BadInputError: there are too many failures to simulate.
@@ -96,6 +98,7 @@ def _summarize(accounts: Sequence[Account], seconds: float, parts: Sequence[str]
     """Return means over replications, with confidence intervals, from one account for each.
 
     Losses are shares of `seconds`, failures and rollbacks are per day. Causes that lost no time are left out of `lost`.
+    `per_failure` has the seconds lost per failure to each cause in `parts`, also if they are 0.
     """
 
     def mean(value: Callable[[Account], float]) -> Estimate:

@@ -82,10 +82,11 @@ class LiveJob:
     # ---- what happens ----
 
     def _on_failure(self, change: Change) -> None:
-        """Remove failed nodes. If they hit members, start a recovery, or if too few remain only queue owed stops.
+        """Remove failed nodes. If they hit members, start a recovery; if too few nodes remain, only queue the owed
+        stops.
 
-        If all copies of a part of the state are lost, add a rollback, unless one is under way. Stops that have not
-        ended yet are owed again after this recovery.
+        Stops that have not ended yet are owed again after this recovery. If all copies of a part of the state are lost,
+        a rollback is added, unless one is owed already. A failure only counts if the job had enough nodes before.
         """
         nodes, before, ran = self._nodes, self._nodes.members, self._nodes.has_enough
         hits = nodes.remove_failed(change, before)

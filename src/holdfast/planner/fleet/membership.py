@@ -30,9 +30,10 @@ class FleetNodes:
         return self._case.job.step_s / self._case.step_on(self.members) if self.members else 0.0
 
     def remove_failed(self, change: Change, training: int) -> int:
-        """Remove failed nodes, and return how many of them trained. All nodes that are up are equally likely to.
+        """Remove failed nodes, and return how many of them were among the `training` nodes that trained before.
 
-        The mean number is rounded up or down by the change's random mark.
+        All nodes that are up are equally likely to fail. The mean number is rounded up or down by the change's random
+        mark.
         """
         share = min(training / self._up, 1.0) if self._up else 0.0
         self._up -= len(change.nodes)

@@ -65,14 +65,20 @@ class _NodeLines(Match):
     far: Surplus
 
     def send_row(self, rank: int) -> IntArray:
-        """See `Match.send_row`; add the match within the rank's node to the match over all ranks."""
+        """Return surplus tokens per expert that `rank` sends to each rank, `(E, N)`.
+
+        This is the match within the rank's node plus the match of the remaining tokens over all ranks.
+        """
         row = _overlap(self.far.tokens, rank, self.far.free)
         inside, first = self._ranks_of_node(rank)
         row[:, inside] += _overlap(self.near.tokens[:, inside], rank - first, self.near.free[:, inside])
         return row
 
     def receive_column(self, rank: int) -> IntArray:
-        """See `Match.receive_column`; both matches are added up as in `send_row`."""
+        """Return surplus tokens per expert that `rank` gets from each rank, `(E, N)`.
+
+        This is the match within the rank's node plus the match of the remaining tokens over all ranks.
+        """
         column = _overlap(self.far.free, rank, self.far.tokens)
         inside, first = self._ranks_of_node(rank)
         column[:, inside] += _overlap(self.near.free[:, inside], rank - first, self.near.tokens[:, inside])

@@ -42,14 +42,20 @@ class _Piles(Match):
     piles: IntArray
 
     def send_row(self, rank: int) -> IntArray:
-        """See `Match.send_row`; count how much of the rank's dealt surplus lies within each rank's capacity."""
+        """Return surplus tokens per expert that `rank` sends to each rank, `(E, N)`.
+
+        It counts how much of the rank's dealt surplus lies within each rank's capacity.
+        """
         start, stop = _rank_interval(self.token_ends, rank)
         cut = _locate_cut(self.free_ends, self.token_ends[:, -1:], self.piles)
         below = _count_below(_count_rounds(stop, self.piles), cut) - _count_below(_count_rounds(start, self.piles), cut)
         return interval_lengths(below, 0)
 
     def receive_column(self, rank: int) -> IntArray:
-        """See `Match.receive_column`; count the dealt tokens of each rank that lie within this rank's capacity."""
+        """Return surplus tokens per expert that `rank` gets from each rank, `(E, N)`.
+
+        It counts the dealt tokens of each rank that lie within this rank's capacity.
+        """
         start, stop = _rank_interval(self.free_ends, rank)
         total = self.token_ends[:, -1:]
         dealt = _count_rounds(self.token_ends, self.piles)

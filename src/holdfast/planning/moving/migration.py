@@ -64,8 +64,7 @@ def assign_roles(
     """Return each node's role `(N,)` in the assignment that moves the fewest experts (ERRATA, Lazarus 7).
 
     The assignment is optimal up to `OPTIMAL_UP_TO_NODES` nodes, and greedy beyond. Among equal roles, a node keeps its
-    own index. Arguments are as for
-    `plan_migration`; booleans that say which nodes hold an expert are enough.
+    own index. Arguments are as for `plan_migration`; booleans that say which nodes hold an expert are enough.
     """
     kept = _kept_copies(held, planned)
     if kinds is not None:
