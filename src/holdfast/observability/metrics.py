@@ -212,8 +212,9 @@ class Metrics(Collector):
             yield self._gauge(name, text, _known(value))
 
     def _gauge(self, name: str, text: str, values: _Values, labels: tuple[str, ...] = ()) -> Family:
-        """Return the gauge `holdfast_<name>` with a value for each tuple of label values. The first label is the job's
-        name.
+        """Return the gauge `holdfast_<name>` with a value for each tuple of label values.
+
+        The job's name is put before `labels` and before each tuple.
         """
         family = GaugeMetricFamily(f"holdfast_{name}", text, labels=("job_name", *labels))
         for key, value in values.items():
@@ -221,8 +222,9 @@ class Metrics(Collector):
         return family
 
     def _counter(self, name: str, text: str, labels: tuple[str, ...], values: _Values) -> Family:
-        """Return the counter `holdfast_<name>` with a value for each tuple of label values. The first label is the
-        job's name.
+        """Return the counter `holdfast_<name>` with a value for each tuple of label values.
+
+        The job's name is put before `labels` and before each tuple.
         """
         family = CounterMetricFamily(f"holdfast_{name}", text, labels=("job_name", *labels))
         for key, value in values.items():

@@ -34,8 +34,6 @@ class PlacesTaken:
         self._before: GenerationStarted | None = None
         #: the members of the last generation that will replace draining members -> the draining node
         self._beside: Mapping[str, str] = {}
-        #: the draining members that the last generation goes on without, and without a replacement
-        self._released: set[str] = set()
 
     def called(self, name: str) -> None:
         """Allow a standby that the pool calls to be a member before its NodesJoined event."""
@@ -55,9 +53,10 @@ class PlacesTaken:
             before, self._before = self._before, event
             # A job that is ending does not wait for lost nodes: the present ones save its progress.
             waits = self.waits and event.reason not in ("start", "save")
-            self._released = {one.node for one in record.leaving if one.owed and not one.stays}
             if waits and before is not None and before.seq < event.seq:
-                self._as_many(before, event)
+                # The generation goes on without these draining members, and without a replacement for them.
+                released = {one.node for one in record.leaving if one.owed and not one.stays}
+                self._as_many(before, event, released)
             if event.reason == "replace" and before is not None and before.seq < event.seq:
                 self._same_but_for_the_lost(before, event)
             self._beside = record.replacements_among(event.members)
@@ -83,11 +82,12 @@ class PlacesTaken:
         elif isinstance(event, FailureDetected) and event.severity is Severity.PROCESS:
             # The node is present: the coordinator that lost it died before it wrote that to the record.
             self._lost.discard(event.node)
-            self._here.add(event.node)
+            if event.node in self._joined:
+                self._here.add(event.node)
 
-    def _as_many(self, before: GenerationStarted, event: GenerationStarted) -> None:
+    def _as_many(self, before: GenerationStarted, event: GenerationStarted, released: set[str]) -> None:
         taken = {whose for name, whose in self._beside.items() if name in event.members}
-        lost = self._lost.intersection(before.members).difference(event.members, self._beside, taken, self._released)
+        lost = self._lost.intersection(before.members).difference(event.members, self._beside, taken, released)
         if len(self._here.difference(before.members)) < len(lost):
             raise InvariantError(f"the job did not wait for lost nodes: {event}, before {before}, lost {lost}")
 

@@ -277,7 +277,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m holdfast.control.agent.zygote", description=__doc__)
     way = parser.add_mutually_exclusive_group(required=True)
     way.add_argument("--listen-fd", type=int, help="a listening Unix socket, inherited")
-    way.add_argument("--template", action="store_true", help="fork zygotes, which stdin, a socket, is asked for")
+    way.add_argument("--template", action="store_true", help="fork zygotes, as requested over stdin, a socket")
     parser.add_argument("--preload", default=",".join(PRELOAD), help="modules to import first")
     parser.add_argument("--remove", default="", help="a folder to remove at the end")
     parser.add_argument(

@@ -147,9 +147,10 @@ class JobPoolClient:
         Note promoted standbys, treat nodes without a grant as lost, and fail a stranded job. The next `update` reports
         to the pool. Ignored outside a pool.
         """
-        before = held = self._held
-        if before is None or held is None:
+        before = self._held
+        if before is None:
             return
+        held = before
         if held.standing in ("going", "suspended"):
             held = apply_shares(before, message.shares, self._transaction.now)
             if held.wish == "run" and held.standing == "suspended" and self._ending.over is None:
@@ -356,8 +357,9 @@ class JobPoolClient:
         transaction = self._transaction
         released = [name for name in (*transaction.members.nodes, *self._absences.promised) if is_released(name)]
         self._failures.handle(*(node_lost(name, FailureKind.CONNECTION_LOST, transaction.now) for name in released))
-        for name in held.grants.keys() & released:
-            self._departures.cancel_recall(name)
+        for name in released:
+            if name in held.grants:
+                self._departures.cancel_recall(name)
 
     def _fail_if_stranded(self) -> None:
         """Fail the job, with the newest refusals as the reason, because too few nodes of the pool are usable.

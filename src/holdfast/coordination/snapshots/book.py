@@ -47,8 +47,8 @@ class _Cost:
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
-#: Costs of at most this many snapshots are kept.
-_KEPT_COSTS = 64
+#: The costs and the announcements of at most this many snapshots are kept.
+_KEPT = 64
 #: At most this many damaged copies and useless snapshots are remembered.
 _KEPT_DAMAGED = 4096
 
@@ -76,8 +76,6 @@ class SnapshotBook:
         self._bad: dict[tuple[SnapshotKey, int, str], None] = {}
         #: Snapshots without a usable copy, the oldest first.
         self._lost: dict[SnapshotKey, None] = {}
-        #: The newest announced snapshot.
-        self._newest_announced: SnapshotKey = (0, 0, 0)
         #: The snapshots announced last, the oldest first.
         self._announced: dict[SnapshotKey, None] = {}
         #: The parts that each node was last ordered to keep.
@@ -135,7 +133,7 @@ class SnapshotBook:
         match message:
             case worker_messages.SnapshotTaken():
                 cost = self._costs.setdefault(message.snapshot.key, _Cost())
-                _keep_newest(self._costs, _KEPT_COSTS)
+                _keep_newest(self._costs, _KEPT)
                 cost.nbytes += message.bytes
                 cost.seconds, cost.stall_s = max(cost.seconds, message.seconds), max(cost.stall_s, message.stall_s)
                 return False
@@ -312,6 +310,10 @@ class SnapshotBook:
                 self._transaction.send(node.connection, DropSnapshots(term=record.term, parts=tuple(stale)))
                 self._changed = True
 
+    @property
+    def _newest_announced(self) -> SnapshotKey:
+        return max(self._announced, default=(0, 0, 0))
+
     def _announce(self, held: dict[SnapshotKey, _Held], committed: int) -> None:
         """Emit each newly complete snapshot of a committed step, with its cost and the number of nodes that should and
         can hold each part.
@@ -323,12 +325,13 @@ class SnapshotBook:
         complete = sorted(key for key, one in usual.items() if one.complete)
         self._ahead = any(key[2] > committed for key in complete)
         known = [key for key in complete if key[2] <= committed]
+        before = self._newest_announced
         for key in known:
-            if key in self._announced or (key < self._newest_announced and key != known[-1]):
+            if key in self._announced or (key < before and key != known[-1]):
                 continue
             self._announced[key] = None
-            _keep_newest(self._announced, _KEPT_COSTS)
-            self._newest_announced, cost = max(key, self._newest_announced), self._costs.get(key, _Cost())
+            _keep_newest(self._announced, _KEPT)
+            cost = self._costs.get(key, _Cost())
             asked = self._config.spec.recovery.fault_threshold
             nodes = sum(node.snapshots is not None for node in self._transaction.members.nodes.values())
             self._transaction.emit(

@@ -43,7 +43,9 @@ FORMS: Mapping[str, ExpertForm] = {
 
 
 def make_stack(experts: nn.Module, name: str) -> StackedExperts:
-    """Return the same parameters as a stack. The module keeps its activation between the projections.
+    """Return the experts as a stack of the module's own parameters: the same objects in their layout, without a copy.
+
+    The activation between the projections stays the module's.
 
     Args:
         experts: a module of a class in `FORMS`.

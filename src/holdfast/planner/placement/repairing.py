@@ -123,10 +123,12 @@ class MendedPlacement:
 def mend_placement(given: IntArray, cluster: GpuCluster, loads: FloatArray, threshold: int) -> MendedPlacement:
     """Return a placement `(L, R)` mended for a cluster, and the threshold that fits. Kept experts stay in their slots.
 
-    Lost replicas are replaced in free slots; replicas beyond an allocation by `loads` make room. Dead ranks get -1.
+    Lost replicas are replaced in free slots, also of experts that no live rank holds; replicas beyond an allocation by
+    `loads` make room. Dead ranks get -1.
 
     Raises:
-        BadInputError: there are more experts than slots, no live rank holds an expert, or the threshold is below 1.
+        BadInputError: there are more experts than slots, the live ranks hold no expert at all, or the threshold is
+            below 1.
     """
     slots = given.reshape(len(given), cluster.ranks, cluster.per_gpu)[:, cluster.alive].reshape(len(given), -1)
     room = WorkerRoom(slots=np.full(cluster.alive.size, cluster.per_gpu), node=cluster.domain, racks=None)

@@ -221,10 +221,11 @@ SYSTEMS: dict[str, System] = {
 
 
 def find_system(name: str) -> System:
-    """Return the system with this name.
+    """Return the simulated system (a way for a pool to survive failures, such as holdfast's or Megatron's) with this
+    name.
 
     Raises:
-        BadInputError: the name is unknown.
+        BadInputError: the name is unknown; the message names `--policy`.
     """
     if name not in SYSTEMS:
         raise BadInputError(f"--policy {name}: it must be one of {', '.join(SYSTEMS)}")
