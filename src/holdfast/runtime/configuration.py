@@ -19,7 +19,7 @@ _LISTED_CHARACTERS = 8000
 
 def describe_configuration(workload: Workload, device: torch.device, *, checkpoint_every: int | str) -> dict[str, str]:
     """Return all that workers of a job must have in common, as text by name: versions of software, device type, sample
-    settings, order of updates, the model's tensors with a hash, and the experts.
+    settings, order of updates, the model's tensors with a hash, and the experts. Long texts are cut off.
 
     All ranks of a replica group return the same, even if the model is sharded.
 
@@ -54,7 +54,7 @@ def describe_configuration(workload: Workload, device: torch.device, *, checkpoi
 
 
 def _scipy_version() -> str:
-    """Return scipy's version. Only a few features need it, so a job without them runs where it is missing."""
+    """Return scipy's version, or "not installed". Few features need it: a job without them runs where it is missing."""
     try:
         return version("scipy")
     except PackageNotFoundError:

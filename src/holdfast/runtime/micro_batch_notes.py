@@ -161,8 +161,15 @@ class Notes:
         return (b"",) * len(self._sources)
 
     def _merge(self, notes: Sequence[Note], of_ranks: Sequence[Note]) -> None:
-        """Give each source its own notes of all micro-batches, and of all ranks. A source with `of_parts` gets the
-        notes of all parts of a micro-batch, others only the first part's.
+        """Let each source merge its own notes: of all micro-batches, and of all ranks. A source with `of_parts` gets
+        the notes of all parts of a micro-batch, others only the first part's.
+
+        Args:
+            notes: one for each part of each micro-batch, in order.
+            of_ranks: each rank's own note.
+
+        Raises:
+            BadInputError: by a source's `merge`.
         """
         for place, source in enumerate(self._sources):
             those = notes if source.of_parts else notes[:: self._place.layout.shard]

@@ -16,7 +16,7 @@ def format_value(value: object) -> str:
 
 
 def check_integers(**given: object) -> None:
-    """Check that options are integers, of Python or numpy.
+    """Check that options, given by name, are integers, of Python or numpy; a bool is not one.
 
     Raises:
         BadInputError: one is not an integer.
@@ -27,7 +27,7 @@ def check_integers(**given: object) -> None:
 
 
 def check_numbers(**given: object) -> None:
-    """Check that options are real numbers.
+    """Check that options, given by name, are real numbers, of Python or numpy; a bool is not one.
 
     Raises:
         BadInputError: one is not a number.

@@ -76,10 +76,11 @@ def check_config(config: Any) -> None:
 
 
 def trial_on_cpu(config: Any) -> Any:
-    """Change a config so that its model can be trained on a CPU, for trials. Return it.
+    """Change a config in place so that its model can be trained on a CPU, for trials. Return it.
 
     torch has no backward pass of FlexAttention on CPUs, and no varlen attention at all. Both are replaced by
-    `scaled_dot_product_attention` over the full window, also across the documents in it. All computation is in float32.
+    `scaled_dot_product_attention` over the full window, also across the documents in it. All computation is in float32,
+    and nothing is compiled.
     """
     attention = import_module("models.common.attention")
     plain = attention.ScaledDotProductAttention.Config

@@ -87,7 +87,12 @@ class JobMetrics:
         self._waits.append(seconds)
 
     def log_step(self, line: StepLine, *, rank: int, trainer: Any) -> None:
-        """Log the results of a step if this worker has rank 0. Reset the counts on every worker."""
+        """Log the results of a step if this worker has rank 0. On every worker, start to count tokens, waits and time
+        again from zero.
+
+        Args:
+            trainer: gives its optimizers and model to torchtitan's processor, which the first call with rank 0 creates.
+        """
         if rank == 0:
             if self._processor is None:
                 self._processor = self._make_processor(trainer)

@@ -75,7 +75,12 @@ class ElasticTrainer(_Trainer):
     # ---- the model ----
 
     def _check_mesh(self) -> None:
-        """Check that the job has the config's layout. In a script that runs alone, all sizes may be 1."""
+        """Check that the job has the config's layout. In a script that runs alone, all sizes may be 1.
+
+        Raises:
+            BadInputError: the layouts differ; or, with sequence parallelism, the sequence length is not a multiple of
+                the tensor-parallel degree.
+        """
         shard, tensor = self.job.mesh.shape
         if (shard, tensor) not in ((self.layout.shard, self.layout.tensor), (1, 1)):
             raise BadInputError(
@@ -89,7 +94,7 @@ class ElasticTrainer(_Trainer):
             )
 
     def _seed(self) -> None:
-        """Seed as torchtitan does, with the same seed on all workers."""
+        """Seed as torchtitan does, with the same seed on all workers. A seed of None becomes 0, also in the config."""
         debug = self.config.debug
         debug.seed = 0 if debug.seed is None else debug.seed
         if self.device.type != "cpu":
@@ -128,7 +133,12 @@ class ElasticTrainer(_Trainer):
         return model, flops
 
     def _parallelize(self, model: Any) -> Any:
-        """Apply torchtitan's sharding, activation checkpointing and compilation to the model, as the config sets."""
+        """Apply torchtitan's sharding, activation checkpointing and compilation to the model, as the config sets.
+        Return the model.
+
+        Raises:
+            BadInputError: this version of torch cannot shard it with the backend `spmd_types`.
+        """
         config = self.config
         try:
             return config.model_spec.parallelize_fn(
@@ -160,7 +170,8 @@ class ElasticTrainer(_Trainer):
     # ---- the loop ----
 
     def protect(self, data: Any = None, **options: Any) -> None:
-        """Join the job. `train` calls this if the script has not.
+        """Call `job.protect` with the model, optimizer and schedule, and the config's batch sizes, seed and clipping.
+        `train` calls this if the script has not.
 
         Args:
             data: a data set of (inputs by name, labels), such as `TokenWindows`, or anything else that `job.protect`
@@ -193,9 +204,11 @@ class ElasticTrainer(_Trainer):
             self.train_step(step)
 
     def train_step(self, step: Step) -> bool:
-        """Run one attempt at one step. Return whether it was applied.
+        """Run one attempt at a step: forward and backward of its micro-batches on this worker, then `step.apply()`.
+        Return whether it was applied.
 
-        If torchtitan would log the step, the largest loss is collected, and rank 0 logs the results once it is applied.
+        If torchtitan would log the step, the largest loss is collected over all workers, and rank 0 logs the results
+        after it is applied.
         """
         self.step, self._current_step = step.number, step
         rates, wanted = self.lr_schedulers.get_metrics(), self.metrics.is_logged(step.number)
@@ -217,10 +230,14 @@ class ElasticTrainer(_Trainer):
         self.metrics.close()
 
     def _forward_backward(self, inputs: Any, labels: Any, tokens: Any, more: dict[str, Any]) -> torch.Tensor:
-        """Replace torchtitan's call of loss.backward(), so that the step gets the gradients.
+        """Run forward and backward of one part of a micro-batch, as torchtitan's `fwd_bwd_fn`, and return the loss.
 
-        The loss is divided by all tokens of the part, including ignored ones. Each counted token then has the same
-        weight in every micro-batch, as in torchtitan's sum over the global batch.
+        `step.backward(loss)` replaces loss.backward(), so that the step gets the gradients. The loss is divided by
+        `tokens`, all tokens of the part, including ignored ones. Each counted token then has the same weight in every
+        micro-batch, as in torchtitan's sum over the global batch.
+
+        Args:
+            more: further inputs of the model by name.
         """
         assert self._current_step is not None
         with self.train_context():
@@ -268,7 +285,7 @@ class ElasticTrainer(_Trainer):
         return LoaderStreams(build)
 
     def _time_batches(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield micro-batches, and record how long each was waited for."""
+        """Yield the micro-batches, and count each one's tokens and the seconds it was waited for in `metrics`."""
         while True:
             before = time.perf_counter()
             batch = next(batches, None)

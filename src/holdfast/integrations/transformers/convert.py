@@ -156,9 +156,9 @@ def _describe_unknown(model: nn.Module, strange: list[str]) -> str:
 
 
 def _remove_family_name(module: nn.Module) -> str:
-    """Return a class name without the name of its family.
+    """Return the name of the module's class, without the prefix of its model family if `FORMS` has that family.
 
-    Qwen2MoeAttention, of a known family, holds no experts.
+    Otherwise the "Moe" in Qwen2MoeAttention would look like experts.
     """
     name = type(module).__name__
     families = (form.removesuffix("Experts") for form in FORMS)

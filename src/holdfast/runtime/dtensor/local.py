@@ -55,7 +55,7 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def layout_dimensions(mesh: Any) -> tuple[str, ...]:
-    """Return the layout's name of each dimension of a mesh; "" for one that is not the layout's.
+    """Return, for each dimension of a mesh, the layout's name for it; "" for one that is not the layout's.
 
     If the mesh has other names than the layout (`Job.mesh_as`), the names of its groups show the layout's names.
     """
@@ -118,11 +118,11 @@ def parse_cuts(placed: str) -> dict[str, int | None] | None:
 def wrap_by_placement(
     local: torch.Tensor, placement: TensorPlacement, others: Iterable[torch.Tensor]
 ) -> torch.Tensor | None:
-    """Return a DTensor with this local part and placement, on the mesh of another one; None if no mesh fits.
+    """Return a DTensor with this local part and placement, on the first mesh of `others` that has the placement's
+    dimensions. The memory is shared. None if no mesh fits, or the placement has another form than `parse_cuts` reads.
 
     Args:
-        placement: the placement.
-        others: DTensors with possible meshes.
+        others: DTensors, whose meshes are tried.
     """
     cuts = parse_cuts(placement.placed)
     meshes = [cast(Any, tensor).device_mesh for tensor in others]

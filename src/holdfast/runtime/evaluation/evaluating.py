@@ -105,10 +105,12 @@ class Evaluator:
     def run_due(self, step: int, generation: int) -> bool:
         """Run the due evaluations of the state of `step`, together with all ranks, and send the results.
 
-        Shards finished before a failure are kept while the step stays the same.
+        Even if nothing is due, the metrics of the previous evaluations are removed from the next step's metrics. Shards
+        finished before a failure are kept while the step stays the same.
 
         Returns:
-            True, also if none is due. False if the generation ended meanwhile, or a peer was lost, which is reported.
+            True, also if none is due. False if the generation ended meanwhile; or, after the Stop, if a peer was lost,
+            which is reported.
 
         Raises:
             BadInputError: a result is not valid.
@@ -144,6 +146,9 @@ class Evaluator:
 
         Returns:
             False if the generation ended meanwhile, or an exchange of tokens failed. Finished shards are kept.
+
+        Raises:
+            HaltedError, PeerLostError: an exchange of shards was abandoned or failed.
         """
         comm, held = groups.domain, self._shard_results.setdefault(evaluation.name, {})
         self._shared.progress.start_activity(Activity.EVALUATING)
@@ -210,7 +215,9 @@ class Evaluator:
         return experts is None or experts.void is None
 
     def _agree_on_shard(self, evaluation: ModelEvaluation, generation: int, shard: int) -> bool:
-        """Wait until all ranks of the replica group are ready to measure a shard. Return False if none of them will."""
+        """Wait until all ranks of the replica group are ready to measure a shard, and return True. Return False if the
+        generation ended first: then no rank measures it.
+        """
         number = self._evaluations.index(evaluation) << _SHARD_BITS | shard
         proposal = Proposal(generation, self._step, number, ProposalKind.EVALUATION)
         return self._shared.agree(proposal, lambda: not self._shared.is_over(generation))
@@ -220,7 +227,7 @@ class Evaluator:
     ) -> list[int | None]:
         """Exchange with all ranks which shards they have. Return the first rank that has each shard, or None.
 
-        A replica group has a shard if all its ranks do. Ranks are those of the domain.
+        A replica group has a shard if all its ranks do. The returned ranks are those of the domain.
 
         Args:
             comm: of the world, because only some ranks of a replica group may have received results.
@@ -228,6 +235,7 @@ class Evaluator:
 
         Raises:
             BadInputError: the workers have different evaluations.
+            HaltedError, PeerLostError: the exchange was abandoned or failed.
         """
         mine = _Share(evaluation.settings, pack_shards(held, evaluation.shards))
         shares = [_shares.decode(share) for share in gather_bytes(comm, _encoder.encode(mine), "evaluation")]
@@ -253,10 +261,14 @@ class Evaluator:
         return evaluation.make_result(shard, evaluation.measure(batch))
 
     def _record_result(self, evaluation: ModelEvaluation, found: dict[str, float], rank: int) -> None:
-        """Add the means to the next step's metrics and to the results to send, and save the state if it may be best.
+        """Add the means to the next step's metrics and to the results to send. If best states are kept and the
+        monitored value is finite, save this worker's part of the state.
 
-        Rank 0 also logs the means, rates the saved state, and warns if the monitored value is not finite. A result of a
-        repeated evaluation is sent and logged once.
+        Rank 0 also logs the means, rates the saved state, and warns if the monitored value is not finite. The result of
+        a repeated evaluation is listed and logged only once.
+
+        Args:
+            found: the means by name.
         """
         step, name = self._step, evaluation.name
         self._workload.logged.evaluation_metrics |= {f"{name}/{key}": value for key, value in found.items()}

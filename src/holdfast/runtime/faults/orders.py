@@ -139,6 +139,10 @@ class Faults:
     def _strike(self, inject: Inject) -> None:
         """Execute a fault now: raise, call a registered action, hang, slow this worker or its link down, block its
         network, fill its disk, or end the process (all other faults).
+
+        Raises:
+            InjectedError: fault="raise".
+            MemoryError: fault="memory".
         """
         match inject.fault:
             case "raise":
@@ -165,8 +169,8 @@ class Faults:
                 self._end_process(inject)
 
     def _end_process(self, inject: Inject) -> None:
-        """End this process: exit, stop it ("freeze"), or kill it (any other fault). If the whole node should fail, its
-        agent is stopped or killed first.
+        """End this process: exit with `EXIT_CODE`, stop it ("freeze"), or kill it (any other fault). With `whole_node`,
+        its agent is stopped or killed first; "exit" leaves the agent alone.
         """
         agent = self._agent_pid() if inject.whole_node else None
         if inject.fault == "exit":

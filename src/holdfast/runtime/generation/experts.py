@@ -35,14 +35,14 @@ class SessionExperts:
         self._clock = clock
 
     def move_experts(self, resources: Resources, plan: GenerationPlan, groups: Groups) -> bool:
-        """Bind the experts to a generation's groups, and move those that this worker will host to it.
+        """Bind the experts to a generation's groups, and receive those that this worker will host in it.
 
         If the plan moves them during a step, only the placement is prepared here. Bytes and seconds are stored in
-        `resources`. An interrupted or corrupt transfer, or a later exchange of tokens that fails, is reported as a
-        failure.
+        `resources`. A transfer that fails or is corrupt, or a later exchange of tokens that fails, is reported as a
+        failure; one that a Stop interrupts is not.
 
         Returns:
-            False if the generation is over, or has to end because the move failed.
+            True if the move is done. False if the generation is over, or has to end because the move failed.
 
         Raises:
             JobFailedError: the initial experts are needed, and no longer exist.
@@ -75,8 +75,8 @@ class SessionExperts:
         Experts that are refused are reported as a failure.
 
         Returns:
-            True, at once, if this worker receives none. False if the generation is over, or ends because of the
-            failure.
+            True once they are taken over; at once if this worker receives none. False if the generation ends meanwhile,
+            or because of the failure.
         """
         with self._shared.changed:
             resources = self._shared.resources.of(generation)
@@ -103,10 +103,11 @@ class SessionExperts:
         return True
 
     def verify_copies(self, groups: Groups, generation: int) -> bool:
-        """Compare all copies of experts, on all ranks. An interruption is reported, and the groups are retired.
+        """Compare all copies of experts, on all ranks. If that is interrupted, the groups are retired, and a lost peer
+        is reported.
 
         Returns:
-            False if the comparison was interrupted.
+            True if the copies are equal; False if the comparison was interrupted.
 
         Raises:
             ReplicasDifferError: copies differ; raised on all ranks.

@@ -199,7 +199,9 @@ class SharedContext:
         return self.machine.frozen or self.machine.generation != generation
 
     def report_failure(self, generation: int, error: Exception | str, transfer_peers: Sequence[str] = ()) -> None:
-        """Report a failure in a generation. After a time-out, also probe and report which members are unreachable.
+        """Report a failure in a generation to the coordinator, unless the generation is over.
+
+        After a time-out (`PeerLostError.timed_out`), find out first which members are unreachable, and report them too.
 
         Args:
             error: why; its text is also logged.
@@ -212,7 +214,9 @@ class SharedContext:
         )
 
     def abandon_groups(self, groups: Groups, generation: int, error: Exception) -> None:
-        """Retire groups after an interrupted collective, and report what interrupted it, unless it was a Stop."""
+        """Retire `groups` after `error` interrupted a collective in them. Report the error to the coordinator as a
+        failure of the generation, except for a HaltedError: then a Stop has come.
+        """
         self.progress.start_activity(Activity.AWAITING)
         groups.retire()
         if not isinstance(error, HaltedError):
@@ -254,13 +258,14 @@ class SharedContext:
             self.execute([SendToCoordinator(message)])
 
     def agree(self, proposal: Proposal, wanted: Callable[[], bool]) -> bool:
-        """Wait until all ranks of the replica group are ready to compute something. Return False if none of them will.
+        """Wait until all ranks of the replica group have proposed the same work, and return True. Return False if
+        `wanted` returned False first: then no rank starts it.
 
-        True, at once, if this worker has no replica group.
+        True, at once, if the replica group has one rank.
 
         Args:
             proposal: the work.
-            wanted: whether this rank still is; called repeatedly, under the lock.
+            wanted: whether this rank still wants to start it; called repeatedly, under the lock.
         """
         if self.proposals is None:
             return True

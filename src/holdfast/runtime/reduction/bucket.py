@@ -71,7 +71,9 @@ class ReceiveBuffer:
         self.buffer = large_zeros(self._numel, dtype=self._dtype, device=self._device)
 
     def ensure_size(self, numel: int) -> None:
-        """Make the buffer large enough for `numel` elements. Call it only while the buffer is unused."""
+        """Make the buffer large enough for `numel` elements; if it grows, it is new memory. Call it only while the
+        buffer is unused.
+        """
         if numel > self._numel:
             # More than is needed now, so that a growing world does not allocate at each of its sizes.
             self._numel = numel + numel // 8
@@ -136,7 +138,7 @@ class Bucket:
 
     @property
     def local_parts(self) -> list[torch.Tensor | None]:
-        """The parts of `local` on this worker. Called several times in each micro-batch."""
+        """`local`, with the local part of each gradient that is a DTensor; None for a missing gradient."""
         if not self._spread:
             return self.local
         return [None if gradient is None else local_of(gradient) for gradient in self.local]
@@ -150,7 +152,7 @@ class Bucket:
         zeros for missing gradients.
 
         Args:
-            receive_buffer: receives the other ranks' versions; by default an own one.
+            receive_buffer: receives the other ranks' versions; by default the last one, and at first an own one.
         """
         self._spans = _level_spans(comm, self.used)
         self._receive_buffer = receive_buffer or self._receive_buffer
@@ -185,11 +187,12 @@ class Bucket:
         return group.start_all_to_all(arrivals, source, [part * owns] * group.size, sent)
 
     def sum_level(self, comm: Communicator, level: int, scale: float) -> GradientSummary:
-        """Sum the received versions of a level into this rank's part; on the last level scaled, into its shard of
-        `flat`.
+        """Sum the received versions of a level into this rank's part. On the last level, multiply the sum by `scale`,
+        and write it into its shard of `flat`.
 
         Returns:
-            The summary of the shard on the last level; an empty one on all other levels, and if this rank owns nothing.
+            The summary of the shard on the last level, without norms if the bucket does not count. An empty one on all
+            other levels, and if this rank owns nothing.
         """
         versions, self._versions = self._versions, None
         if versions is None:
@@ -264,9 +267,13 @@ class Bucket:
 
 
 def _level_spans(comm: Communicator, used: int) -> list[tuple[int, int]]:
-    """Return start and size of this rank's part before each of its levels, and finally of its shard.
+    """Return start and size of this rank's part of the flat buffer before each of its levels, and finally of its shard.
 
-    A rank that owns nothing on a level has no later spans.
+    The first is the whole buffer, padded so that it can be cut into equal shards. A rank that owns nothing on a level
+    has no later spans.
+
+    Args:
+        used: elements of the buffer without padding.
     """
     shards = math.prod(comm.owners)
     start, numel = 0, -(-used // (shards * BLOCK)) * BLOCK * shards

@@ -124,8 +124,8 @@ def reduce_gradients(
 
 
 def _rescale_for_skips(v: Commit) -> tuple[Commit, float]:
-    """Return the step result and the factor that makes gradients means over the samples that were not skipped; its
-    squared norm includes the factor. The factor is 1.0 if none or all were skipped.
+    """Return the step result `v`, and the factor that makes gradients means over the samples that were not skipped. The
+    result's squared norm includes the factor, which is 1.0 if none or all were skipped.
     """
     if v.skipped_samples <= 0 or v.trained_samples <= 0:
         return v, 1.0
@@ -134,17 +134,20 @@ def _rescale_for_skips(v: Commit) -> tuple[Commit, float]:
 
 
 def _rank_sums(own: Commit, mine: GradientSummary) -> list[float]:
-    """Return this rank's numbers in the sums over all: its fields of the result, and the digits of its squared norm."""
+    """Return this rank's numbers in the sums over all: the fields of `own`, with the gradients' part from `mine`, and
+    the digits of its squared norm (zeros if that is not finite).
+    """
     square = mine.square
     digits = sum_to_digits(mine.squares) if math.isfinite(square) else [0.0] * DIGITS
     return [*lane_contribution(replace(own, grad_square=square, nonfinite=mine.nonfinite)), *digits]
 
 
 def _decode_sums(sums: Sequence[float], world: int) -> Commit:
-    """Return the step result from the sums of all ranks' numbers: its fields, the squared norm from the digits if it is
-    finite, and the roles whose compared numbers differ.
+    """Return the step result from the sums over all ranks: its fields, the squared norm from the digits if it is
+    finite, and the roles whose compared numbers differ (none if nothing was compared).
 
     Args:
+        sums: of the numbers of `_rank_sums`, then of the compared numbers.
         world: the number of workers.
     """
     lanes, digits, compared = sums[: len(LANES)], sums[len(LANES) :][:DIGITS], sums[len(LANES) + DIGITS :]
@@ -240,7 +243,7 @@ class GradientBuckets:
     @torch.no_grad()
     def collect(self) -> None:
         """Take over the gradients after a backward as sums, dense ones for sparse. If user code has reset `p.grad`, add
-        the new gradient to the known sum, and set `p.grad` to that.
+        the new gradient to the known sum. Every `p.grad` is then its sum, or None without one.
         """
         for bucket in self._buckets:
             for place, (parameter, known) in enumerate(zip(bucket.parameters, bucket.local, strict=True)):
@@ -381,8 +384,12 @@ class GradientBuckets:
 def _group_parameters(
     parameters: Sequence[torch.nn.Parameter], bucket_bytes: int, counts: Callable[[torch.nn.Parameter], bool]
 ) -> list[list[torch.nn.Parameter]]:
-    """Return groups of parameters of the same dtype and device that count in the same way, each of about
-    `bucket_bytes`; in reverse order, as backward makes gradients.
+    """Return groups of parameters of the same dtype and device that count in the same way; in reverse order, as
+    backward makes gradients. A group is full when its local parts have `bucket_bytes` or more; the last of a kind may
+    be smaller.
+
+    Args:
+        counts: returns whether a parameter counts in this worker's part of the step result.
     """
     full: list[list[torch.nn.Parameter]] = []
     filling: dict[tuple[torch.dtype, torch.device, bool], list[torch.nn.Parameter]] = {}

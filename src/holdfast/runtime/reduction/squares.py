@@ -81,9 +81,10 @@ def block_squares(part: torch.Tensor) -> torch.Tensor:
 
 
 def sum_to_digits(squares: Sequence[torch.Tensor]) -> list[float]:
-    """Return the sum of finite, non-negative numbers in digits.
+    """Return the exact sum of all elements of these tensors (float64, finite, not negative), as `DIGITS` digits, the
+    lowest first.
 
-    Digits of several sums can be added separately, in any order; `digits_to_number` then returns the total.
+    Digits of several sums can be added one by one, in any order; `digits_to_number` then returns the total.
     """
     by_device: dict[torch.device, list[torch.Tensor]] = {}
     for one in squares:
@@ -93,7 +94,7 @@ def sum_to_digits(squares: Sequence[torch.Tensor]) -> list[float]:
 
 
 def _exact_sum(squares: torch.Tensor) -> int:
-    """Return the sum of non-negative float64 numbers as an integer number of units, without rounding."""
+    """Return the sum of non-negative, finite float64 numbers, not rounded, as an integer in units of 2 ** -`_UNIT`."""
     fractions, exponents = torch.frexp(squares)
     mantissas = (fractions * 2.0**_MANTISSA).to(torch.int64)
     places = exponents.to(torch.int64) - _LEAST
@@ -107,7 +108,9 @@ def _exact_sum(squares: torch.Tensor) -> int:
 
 
 def digits_to_number(digits: Sequence[float]) -> float:
-    """Return the number of these digits, which may be sums over ranks, rounded once."""
+    """Return the number of these digits, the lowest first, which may be sums over ranks; rounded once. inf if it is too
+    large for a float.
+    """
     total = sum(int(digit) << (place * _DIGIT) for place, digit in enumerate(digits))
     try:
         return total / (1 << _UNIT)

@@ -21,10 +21,11 @@ logger = logging.getLogger(__name__)
 
 
 def dry_run_steps(optimizers: Iterable[Optimizer]) -> None:
-    """Run a step of each of torch's own optimizers on tensors of the same kinds without memory. Nothing is changed.
+    """Run a step of each of torch's own optimizers on tensors without memory, so that torch plans its operations on
+    sharded parameters before the first real step. Parameters and state do not change.
 
-    Other optimizers are skipped, because their steps may change more than parameters and state. So are tensors on a
-    GPU: steps there are operations on lists of tensors, and need memory.
+    Other optimizers are skipped, because their steps may change more than that. So are plain parameters, and all on a
+    GPU: steps there are operations on lists of tensors, and need memory. An optimizer whose step fails is only logged.
     """
     for optimizer in optimizers:
         if type(optimizer).__module__.split(".")[0] == "torch":

@@ -73,10 +73,9 @@ class ShadowSteps:
     def next_step(self) -> ShadowAttempt | None:
         """Return the next shadow step; the first call starts them, and saves the random generators.
 
-        After the last one, or an error of memory, discard their results and report to the machine.
-
         Returns:
-            None after the last one, or if no warm-up is due any longer.
+            None, without an effect, if no warm-up is due at the first call. None after the last one, or if memory ran
+                out in one: then their results are discarded, and the coordinator gets the seconds and the error.
         """
         warming = self._shared.machine.warming
         with self._shared.changed:
@@ -96,7 +95,9 @@ class ShadowSteps:
         return None
 
     def cut_short(self) -> None:
-        """End the shadow steps early, because this worker is needed: discard their results, and tell the machine."""
+        """End the shadow steps early, because this worker is needed: discard their results, and tell the machine. The
+        coordinator gets no report; if the worker stays a standby, they start again from the first.
+        """
         self._discard_results()
         with self._shared.changed:
             self._shared.machine.warming.interrupt()
@@ -105,8 +106,8 @@ class ShadowSteps:
     def _start(self) -> None:
         """Save the random generators, and choose the steps: `SHADOW_STEPS` for each optimizer.
 
-        Optimizers that are not updated before the last step of the loop are left out. Notes which optimizer state
-        exists, so that the rest can be discarded.
+        Optimizers whose first update would come after the last step of the loop are left out. Notes which optimizer
+        state exists, so that the rest can be discarded.
         """
         self._started_at, self._done, self._error = self._clock.monotonic(), 0, ""
         self._generators.save()
