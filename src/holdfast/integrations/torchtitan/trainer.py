@@ -268,7 +268,9 @@ class ElasticTrainer(_Trainer):
         return self.config.training.local_batch_size * self.layout.shard
 
     def _make_streams(self) -> LoaderStreams:
-        """Return the config's tokenizer and data loader as streams, one loader for each data-parallel rank."""
+        """Return the config's data loader, with its tokenizer, as streams: one loader for each data-parallel rank, each
+        of whose batches is a micro-batch.
+        """
         config = self.config
         tokenizer = config.tokenizer.build(tokenizer_path=config.hf_assets_path)
 

@@ -232,8 +232,11 @@ class SharedContext:
         """Report a failure to the coordinator, unless it is of a generation that is over.
 
         Args:
-            probe: whether to find out first which members are unreachable. Then the report waits up to `CONNECT_S` for
-                a Stop, because a member that is cut off notices it later than the others.
+            detail: why, as text.
+            timed_out: whether a wait timed out; the coordinator is told.
+            probe: whether to find out first which members are unreachable, and report them. The report then waits up to
+                `CONNECT_S` for a Stop, because a member that is cut off notices it later than the others.
+            transfer_peers: members at the other end of a state transfer that failed.
         """
         with self.changed:
             probing = probe and self.machine.on_wait_timeout(generation)

@@ -86,10 +86,11 @@ def reduce_gradients(
 
     Args:
         parts: all gradients of the job.
+        comm: the group over which gradients are summed; those with `over_all_workers` are summed over `all_workers`.
         scale: 1 / (M * loss scale), with M micro-batches in the whole step.
         max_norm: clip to this norm, by the formula of torch.nn.utils.clip_grad_norm_; None for no clipping.
         own: this rank's part of the step result, except for the gradients.
-        all_workers: the group over which the step result is summed, if it differs from `comm`.
+        all_workers: the group over which the step result is summed; None: `comm`.
         compared: returns this rank's numbers in the compared sums, given the size of `all_workers`.
 
     Returns:
@@ -198,7 +199,7 @@ class GradientBuckets:
         counts: Callable[[torch.nn.Parameter], bool] = lambda _: True,
         device: torch.device | None = None,
     ) -> None:
-        """Manage the gradients of the parameters that require one; without any, nothing is reduced.
+        """Manage the gradients of the parameters that require one; without any, only the flag of the notes is reduced.
 
         Args:
             counts: returns whether a parameter counts in this worker's part of the step result, or in another role's.

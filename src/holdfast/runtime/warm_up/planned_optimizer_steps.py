@@ -59,10 +59,11 @@ def _is_spread_here(parameter: torch.Tensor) -> bool:
 
 
 def _make_meta_parameter(parameter: torch.Tensor, kinds: dict[object, torch.nn.Parameter]) -> torch.nn.Parameter:
-    """Return a parameter of the same kind, with a gradient, on the meta device.
+    """Return a parameter of the same kind as a sharded one, with a gradient, on the meta device.
 
     Args:
-        kinds: the parameters made so far, by sharding and dtype; a known kind is returned again.
+        kinds: the parameters made so far, by sharding and dtype; for a known kind that one is returned, a new one is
+            added.
     """
     spread: Any = parameter
     kind = spread._spec, parameter.dtype
