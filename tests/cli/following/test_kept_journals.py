@@ -31,12 +31,12 @@ def keep(folder: Path, job: str, *events: ReadEvent) -> list[ReadEvent]:
     return passed
 
 
-def test_the_folder_is_the_users(tmp_path: Path) -> None:
+def test_journals_are_kept_in_the_users_state_directory(tmp_path: Path) -> None:
     assert journal_folder({"XDG_STATE_HOME": "/state"}) == Path("/state/holdfast/journals")
     assert journal_folder({"HOME": "/home/me"}) == Path("/home/me/.local/state/holdfast/journals")
 
 
-def test_what_was_told_is_kept_and_passed_on(tmp_path: Path) -> None:
+def test_events_are_kept_in_a_private_journal_and_passed_on(tmp_path: Path) -> None:
     assert newest_journal(tmp_path / "new") is None
     assert keep(tmp_path / "new", "a.b", failed()) == [failed()]
     keep(tmp_path / "new", "a", failed())
@@ -47,7 +47,7 @@ def test_what_was_told_is_kept_and_passed_on(tmp_path: Path) -> None:
     assert newest_journal(tmp_path / "new", "b") is None
 
 
-def test_a_journal_that_another_job_removes_at_this_moment_is_no_failure(
+def test_a_journal_removed_concurrently_by_another_job_is_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both jobs remove old journals. The job that found fewer of them once kept no journal."""
@@ -63,7 +63,7 @@ def test_a_journal_that_another_job_removes_at_this_moment_is_no_failure(
     assert list(read_events(path, print)) == [failed()]
 
 
-def test_only_the_newest_are_kept_and_each_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_newest_journals_are_kept_and_each_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_journals, "KEPT", 3)
     monkeypatch.setattr(kept_journals, "MOST_BYTES", 1000)
     for number in range(5):
@@ -75,12 +75,12 @@ def test_only_the_newest_are_kept_and_each_is_bounded(tmp_path: Path, monkeypatc
     assert sorted(path.name.split(".")[0] for path in tmp_path.iterdir()) == ["job-2", "job-3", "job-4"]
 
 
-def test_a_folder_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
+def test_events_are_passed_on_if_the_journal_folder_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert keep(tmp_path / "file", "job", failed()) == [failed()]
 
 
-def test_the_job_that_ended_last_is_explained_if_none_runs(
+def test_the_job_that_ended_last_is_explained_if_no_job_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The message once was that no job runs on this machine."""
@@ -99,7 +99,7 @@ def test_the_job_that_ended_last_is_explained_if_none_runs(
         explain_command(server=Server(job="other"))
 
 
-def test_a_failed_job_names_its_own_journal_beside_a_newer_one(
+def test_a_failed_job_names_its_own_journal_despite_a_newer_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With two jobs of one user, the message of the first job once named the journal of the second."""

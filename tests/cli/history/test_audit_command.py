@@ -31,7 +31,7 @@ def audit(*arguments: str) -> tuple[int, str]:
     return result.exit_code, result.stdout
 
 
-def test_a_whole_journal_is_sound(journal: Path) -> None:
+def test_a_complete_journal_is_reported_as_sound(journal: Path) -> None:
     code, said = audit(str(journal))
     assert code == 0
     lines = said.splitlines()
@@ -41,14 +41,14 @@ def test_a_whole_journal_is_sound(journal: Path) -> None:
     assert lines[-1] == "sound"
 
 
-def test_in_json_there_is_everything(journal: Path) -> None:
+def test_json_output_has_the_verdict_the_steps_and_the_findings(journal: Path) -> None:
     code, said = audit(str(journal), "--json")
     document = json.loads(said)
     assert code == 0
     assert (document["sound"], document["steps"], document["proven"], document["findings"]) == (True, 4, 4, [])
 
 
-def test_an_edited_line_is_named(journal: Path, tmp_path: Path) -> None:
+def test_an_edited_line_is_reported_with_its_number(journal: Path, tmp_path: Path) -> None:
     lines = journal.read_text().splitlines(keepends=True)
     at = next(number for number, line in enumerate(lines) if '"step":3' in line)
     event = json.loads(lines[at])
@@ -63,7 +63,7 @@ def test_an_edited_line_is_named(journal: Path, tmp_path: Path) -> None:
     assert (finding["line"], finding["about"]) == (at + 1, "samples")
 
 
-def test_a_cut_is_named_and_long_lists_are_cut_short(journal: Path, tmp_path: Path) -> None:
+def test_truncation_is_reported_and_long_lists_are_shortened(journal: Path, tmp_path: Path) -> None:
     torn = tmp_path / "torn.jsonl"
     torn.write_bytes(journal.read_bytes()[:-10])
     code, said = audit(str(torn))
@@ -76,7 +76,7 @@ def test_a_cut_is_named_and_long_lists_are_cut_short(journal: Path, tmp_path: Pa
     assert "and 10 more; --json has all of them" in said
 
 
-def test_what_is_no_journal_is_bad_input(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_journal_is_bad_input(tmp_path: Path) -> None:
     for name, content in (("empty", b""), ("text", b"hello\nworld\n")):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(BadInputError, match="holds no event: give the file that --events wrote") as caught:

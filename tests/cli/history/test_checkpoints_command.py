@@ -55,7 +55,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *ar
     return int(ended.value.code or 0), captured.out, captured.err
 
 
-def test_what_is_there_is_listed(
+def test_list_prints_every_checkpoint_of_the_directory(
     trained: tuple[Path, Any, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = trained[0]
@@ -67,7 +67,7 @@ def test_what_is_there_is_listed(
     assert (code, len(out.splitlines())) == (0, 2)
 
 
-def test_what_is_damaged_is_found_and_what_was_never_finished_is_said(
+def test_damaged_and_unfinished_checkpoints_are_reported(
     trained: tuple[Path, Any, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "copy"
@@ -91,7 +91,7 @@ def test_what_is_damaged_is_found_and_what_was_never_finished_is_said(
     assert not (tmp_path / "x").exists()
 
 
-def test_one_file_of_safetensors_has_the_whole_state_or_the_model(
+def test_a_safetensors_export_has_the_full_state_or_only_the_model(
     trained: tuple[Path, Any, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = pytest.importorskip("safetensors.torch")
@@ -107,7 +107,7 @@ def test_one_file_of_safetensors_has_the_whole_state_or_the_model(
     assert {"optimizer:state.0.exp_avg", "extra:seen:last", "0.weight"} <= set(files.load_file(tmp_path / "all"))
 
 
-def test_one_file_of_torch_is_read_without_running_anything(
+def test_a_torch_export_loads_with_weights_only(
     trained: tuple[Path, Any, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, model, optimizer = trained
@@ -133,7 +133,7 @@ def short_files(most: int) -> Generator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_file_that_cannot_be_written_is_said_to_be_the_output(
+def test_an_unwritable_output_file_is_named_in_the_error(
     trained: tuple[Path, Any, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, output = trained[0], tmp_path / "out"
@@ -159,7 +159,7 @@ def test_a_file_that_cannot_be_written_is_said_to_be_the_output(
         (("list", "nosuch://x"), "nosuch://x cannot be used"),
     ],
 )
-def test_bad_input_is_said_in_one_line(
+def test_bad_input_is_reported_in_one_line(
     args: tuple[str, ...],
     words: str,
     tmp_path: Path,

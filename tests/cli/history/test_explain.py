@@ -54,7 +54,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_an_event_in_words(file: Path) -> None:
+def test_an_event_is_explained_as_text(file: Path) -> None:
     said = CliRunner().invoke(app, ["explain", "9", str(file)]).stdout
     for words in (
         "failed: b: exited abnormally (process_exit), event 9",
@@ -66,13 +66,13 @@ def test_an_event_in_words(file: Path) -> None:
         assert words in said
 
 
-def test_an_event_as_json(file: Path) -> None:
+def test_an_event_is_explained_as_json(file: Path) -> None:
     found = json.loads(CliRunner().invoke(app, ["explain", "9", str(file), "--json"]).stdout)
     assert found["event"]["event"] == found["failures"][0]["event"] == "failure_detected"
     assert (found["over"], found["rungs"], found["action"]) == (False, [], "")
 
 
-def test_why_a_job_stands(file: Path) -> None:
+def test_the_reason_why_a_job_waits_is_shown(file: Path) -> None:
     said = CliRunner().invoke(app, ["explain", str(file)]).stdout
     assert "j is waiting since" in said
     assert "why: too few: it waits for 1 node" in said
@@ -81,7 +81,7 @@ def test_why_a_job_stands(file: Path) -> None:
     assert (found["state"], found["seq"], found["awaited"]) == ("waiting", 10, [])
 
 
-def test_who_is_awaited_is_named_with_where_it_stands() -> None:
+def test_an_awaited_worker_is_shown_with_its_position_and_stack() -> None:
     awaited = Awaited(
         who="rank 1 on b",
         what="its report",
@@ -102,12 +102,12 @@ def test_who_is_awaited_is_named_with_where_it_stands() -> None:
     ]
 
 
-def test_of_a_job_without_a_step_nobody_is_told_when_the_newest_was() -> None:
+def test_a_job_without_steps_shows_no_time_of_the_newest_step() -> None:
     standing = JobCondition(job="j", state="waiting", step=0, since=0.0, stands_s=3.0, usual_step_s=None, why="few")
     assert [line for line in condition_lines(standing) if "newest" in line] == []
 
 
-def test_it_is_shown_who_waits_for_whom_and_at_which_line() -> None:
+def test_hanging_and_waiting_workers_are_shown_with_their_stacks() -> None:
     wait = SeenWait(what="all_to_all", size=3, bytes=64, began_s=0.5, took_s=None)
     hangs = SeenWorker(
         worker="rank 1 on b", step=7, phase="compute", for_s=0.75, waits=False, micro_batch=3, collectives=(wait,)
@@ -141,13 +141,13 @@ def test_it_is_shown_who_waits_for_whom_and_at_which_line() -> None:
         (("9", "none.jsonl"), "none.jsonl cannot be read"),
     ],
 )
-def test_bad_input(words: tuple[str, ...], complaint: str, file: Path) -> None:
+def test_bad_input_is_refused(words: tuple[str, ...], complaint: str, file: Path) -> None:
     result = CliRunner().invoke(app, ["explain", *(str(file) if word == "FILE" else word for word in words)])
     assert isinstance(result.exception, BadInputError)
     assert complaint in str(result.exception)
 
 
-def test_why_it_was_that_of_what_could_have_been_done_is_said() -> None:
+def test_the_reason_for_the_recovery_action_is_shown() -> None:
     event = made("step_committed", 1.0, seq=2, step=1, samples=8, world_size=2, step_s=1.0)
     told = Explanation(event=event, action="replace", chosen="a standby that takes over at once costs 0.00 s")
     lines = list(explanation_lines(told))
@@ -155,14 +155,14 @@ def test_why_it_was_that_of_what_could_have_been_done_is_said() -> None:
 
 
 @pytest.mark.parametrize("about", ABOUT)
-def test_a_request_says_in_words_what_to_do(about: str) -> None:
+def test_every_operator_request_describes_the_necessary_action(about: str) -> None:
     words = describe(made("action_requested", who="operator", command="holdfast explain 7", about=about, about_seq=7))
     assert words.startswith("the operator should ")
     assert words.endswith(": holdfast explain 7")
     assert "look into it" not in words
 
 
-def test_where_a_job_stands_says_in_words_what_to_do() -> None:
+def test_the_jobs_condition_describes_the_requested_action() -> None:
     facts = {"job": "j", "state": "waiting", "step": 1, "since": 0.0, "stands_s": 1.0, "usual_step_s": None, "why": "w"}
     asked = {"seq": 7, "who": "site", "about": "node_left", "command": "holdfast undrain n1"}
     lines = list(condition_lines(JobCondition(**facts, **asked)))

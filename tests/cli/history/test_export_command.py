@@ -21,7 +21,7 @@ def export(*arguments: str) -> tuple[str, str]:
     return result.stdout, result.stderr
 
 
-def test_a_journal_that_was_cut_short_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+def test_a_truncated_journal_is_exported_up_to_its_last_complete_line(tmp_path: Path) -> None:
     events, rows = tmp_path / "events.jsonl", tmp_path / "rows.jsonl"
     lines = [
         msgspec.json.encode(made("step_committed", float(step), seq=step, step=step, loss=1.0)) for step in (1, 2, 3)
@@ -33,6 +33,6 @@ def test_a_journal_that_was_cut_short_is_read_as_far_as_it_goes(tmp_path: Path) 
     assert [json.loads(line)["step"] for line in rows.read_text().splitlines()] == [1, 2]
 
 
-def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match=r"nowhere cannot be read .*: No such file or directory; give the"):
         export(str(tmp_path / "nowhere"), "-o", str(tmp_path / "rows.jsonl"))

@@ -23,21 +23,21 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_each_line_has_its_workers_place_before_it(folder: Path) -> None:
+def test_each_line_is_prefixed_with_its_node_and_local_rank(folder: Path) -> None:
     done = CliRunner().invoke(app, ["logs", str(folder)])
     assert done.stdout.splitlines() == [
         *("[node-0] one", "[node-0] two", "[node-1] \\x1b[2Janother", "[node-1.1] its neighbour", "[node-0] half")
     ]
 
 
-def test_of_a_node_only_its_own(folder: Path) -> None:
+def test_the_node_option_shows_only_lines_of_that_node(folder: Path) -> None:
     done = CliRunner().invoke(app, ["logs", str(folder), "--node", "node-0"])
     assert done.stdout.splitlines() == ["[node-0] one", "[node-0] two", "[node-0] half"]
     as_json = CliRunner().invoke(app, ["logs", str(folder), "--node", "node-0", "--json"])
     assert json.loads(as_json.stdout.splitlines()[1]) == {"node": "node-0", "place": 0, "line": "two"}
 
 
-def test_what_comes_later_is_read_on_from_there(folder: Path) -> None:
+def test_new_lines_are_read_from_the_last_position(folder: Path) -> None:
     said: list[str] = []
     tails = Tails(folder, ["node-0"], lambda node, place, line: said.append(f"{node} {place} {line}"))
     assert tails.print_new_lines() == 1
@@ -51,7 +51,7 @@ def test_what_comes_later_is_read_on_from_there(folder: Path) -> None:
     assert said[-1] == "node-0 0 anew"
 
 
-def test_where_nothing_is_that_is_said(folder: Path) -> None:
+def test_an_unknown_node_or_folder_is_reported(folder: Path) -> None:
     nobody = CliRunner().invoke(app, ["logs", str(folder), "--node", "node-7"])
     assert isinstance(nobody.exception, UnreachableError)
     assert "no worker of node-7 has printed anything" in str(nobody.exception)

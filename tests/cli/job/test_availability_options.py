@@ -33,7 +33,7 @@ GOOD = "seconds,event,node\n0,add,a\n10,add,b\n"
         (GOOD, ["--nodes", "2"], "leave out --nodes"),
     ],
 )
-def test_bad_input_is_told_and_touches_nothing(
+def test_bad_input_is_refused_and_changes_no_files(
     trace: str | bytes | None, words: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))

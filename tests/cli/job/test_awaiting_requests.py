@@ -38,7 +38,7 @@ def status(*nodes: dict[str, Any], state: str = "running") -> dict[str, Any]:
     return {"nodes": list(nodes), "generation": 2, "state": state, "leaving": [], "events": 7}
 
 
-def test_a_node_is_back_once_its_workers_are_in_the_generation_in_force() -> None:
+def test_a_node_is_back_once_its_workers_are_in_the_current_generation() -> None:
     starting = {"node": "a", "standby": "", "workers": []}
     client = Answers(
         status(), status(starting), status(node("a", None)), status(node("a", generation=1)), status(node("a"))
@@ -54,7 +54,7 @@ def test_a_standby_is_back_once_it_waits_again() -> None:
     assert not client.left
 
 
-def test_nobody_waits_for_a_job_that_is_over() -> None:
+def test_waiting_for_a_departure_fails_if_the_job_has_ended() -> None:
     await_left(Answers(status(node("a"), node("b")), status(node("b"))), ["a"])
     with pytest.raises(RefusedError, match="the job is failed, before a had left"):
         await_left(Answers(status(node("a"), state="failed")), ["a"])
@@ -80,7 +80,7 @@ class Moves(Answers):
         yield from self.told.pop(0)
 
 
-def test_a_move_is_awaited_until_it_is_told_who_has_the_place_and_what_it_waits_for_is_said_once() -> None:
+def test_move_waits_for_the_move_event_and_prints_each_delay_once() -> None:
     moved = NodeMoved(
         time=1.0,
         job="j",
@@ -108,14 +108,14 @@ def test_a_move_is_awaited_until_it_is_told_who_has_the_place_and_what_it_waits_
     assert not client.left
 
 
-def test_a_job_that_is_over_before_is_waited_for_no_longer() -> None:
+def test_waiting_for_a_move_fails_if_the_job_ends_first() -> None:
     going = left(node("a"), leaving=(leaving("a", "nothing: the job ends"),))
     client = Moves(going, {**going, "state": "finished"}, events=())
     with pytest.raises(RefusedError, match="the job is finished, before a had moved"):
         await_moved(client, ["a"], 7, print_status=None)
 
 
-def test_of_one_whose_follower_is_lost_before_it_has_trained_nobody_has_the_place() -> None:
+def test_no_successor_is_returned_if_it_fails_before_training() -> None:
     """The node waits as a standby without further events, so the command once waited forever."""
     left_ = NodeLeft(time=1.0, job="j", term=1, generation=3, seq=8, node="a", reason="moved")
     steps = [
@@ -130,14 +130,14 @@ def test_of_one_whose_follower_is_lost_before_it_has_trained_nobody_has_the_plac
     assert not client.left
 
 
-def test_of_one_that_keeps_its_place_it_is_told_why() -> None:
+def test_a_node_that_cannot_move_is_returned_with_the_reason() -> None:
     stayed = NodeStayed(time=1.0, job="j", term=1, generation=3, seq=8, node="a", reason="no_standby", detail="none")
     client = Moves(left(node("a")), events=([stayed],))
     assert await_moved(client, ["a"], 7, print_status=None) == {"a": stayed}
     assert not client.left
 
 
-def test_one_that_is_lost_before_it_is_back_is_not_waited_for() -> None:
+def test_waiting_for_a_node_ends_if_it_fails_before_it_rejoins() -> None:
     gone = NodeLeft(time=1.0, job="j", term=1, generation=3, seq=8, node="a", reason="failed")
     client = Moves(left(), left(node("a", None)), left(), events=([], [gone]))
     assert not await_back(client, "a", 7)
@@ -164,7 +164,7 @@ class Rolls(Answers):
         return True
 
 
-def test_all_others_are_drained_in_turn_where_one_is_lost_meanwhile() -> None:
+def test_a_rolling_drain_skips_a_node_that_fails_meanwhile() -> None:
     client, said = Rolls("a", "b", "c", loses="b"), list[str]()
     assert _drain_all_in_turn(client, said.append) == (["a", "c"], ["b"])
     assert client.drained == ["a", "c"]
@@ -174,10 +174,10 @@ def test_all_others_are_drained_in_turn_where_one_is_lost_meanwhile() -> None:
     assert said[-1] == "c is back (3 of 3)"
 
 
-def test_of_one_that_is_lost_before_nobody_has_the_place() -> None:
+def test_a_node_lost_before_its_move_has_no_successor() -> None:
     client = Moves(left(node("b")), events=([],))
     assert await_moved(client, ["a"], 7, print_status=None) == {"a": None}
 
 
-def test_standbys_are_none_of_a_jobs_size() -> None:
+def test_standbys_do_not_count_towards_the_jobs_size() -> None:
     assert _count_missing_nodes(Answers(status(node("a"), node("s", None, standby="warm"))), 2) == 1

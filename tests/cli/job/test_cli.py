@@ -133,7 +133,7 @@ def holdfast(warm_commands: str) -> Run:
 
 
 @pytest.mark.parametrize("command", sorted(OPTIONS))
-def test_options_are_frozen_and_explained(command: str) -> None:
+def test_the_options_of_each_command_are_fixed_and_have_help_texts(command: str) -> None:
     group: Any = typer.main.get_command(app)
     found = group.get_command(None, command)
     options = {name for param in found.params for name in param.opts if name.startswith("--")} - {
@@ -147,11 +147,11 @@ def test_options_are_frozen_and_explained(command: str) -> None:
     assert result.exit_code == 0
 
 
-def test_the_placements_that_there_are_can_be_asked_for() -> None:
+def test_every_expert_placement_strategy_can_be_selected() -> None:
     assert list(keys_of(JobSpec)["experts.placement"].choices) == list(strategies())
 
 
-def test_every_key_of_a_job_has_an_option() -> None:
+def test_every_key_of_a_job_file_has_an_option() -> None:
     # `format` belongs to the file, the last ones are for --set, the others are covered by other options.
     without = {"format", "script", "module", "args", "min_nodes"}
     without |= {"backend", "experiments.watch", "experiments.own_times_every"}
@@ -161,7 +161,7 @@ def test_every_key_of_a_job_has_an_option() -> None:
     assert {option.key for option in SPEC_OPTIONS} == keys_of(JobSpec).keys() - without - pools
 
 
-def test_importing_the_commands_leaves_out_what_few_of_them_need() -> None:
+def test_importing_the_commands_imports_no_heavy_modules() -> None:
     heavy = {"torch", "numpy", "scipy", "matplotlib", "starlette", "uvicorn"}
     modules = sorted(
         {f"holdfast.cli.{row.module}" for row in COMMANDS.values()} - {"holdfast.cli.planner.spares.commands"}
@@ -269,7 +269,7 @@ def busy_port() -> Iterator[int]:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_bad_input_is_one_clear_line_and_touches_nothing(
+def test_bad_input_is_reported_in_one_line_and_changes_no_files(
     words: list[str], complaint: str, environment: dict[str, str], tmp_path: Path, busy_port: int, holdfast: Run
 ) -> None:
     before = sorted(tmp_path.rglob("*"))
@@ -292,14 +292,14 @@ def test_bad_input_is_one_clear_line_and_touches_nothing(
         *(["scale", "+1"], ["inject", "kill", "node-0"]),
     ],
 )
-def test_where_no_job_runs_that_is_said(words: list[str], environment: dict[str, str], holdfast: Run) -> None:
+def test_commands_report_that_no_job_runs(words: list[str], environment: dict[str, str], holdfast: Run) -> None:
     result = holdfast(environment, *words)
     assert result.returncode == 3
     (line,) = result.stderr.splitlines()
     assert line.startswith("holdfast: no job runs on this machine")
 
 
-def test_a_missing_coordinator_is_told(environment: dict[str, str]) -> None:
+def test_an_unreachable_coordinator_is_reported(environment: dict[str, str]) -> None:
     result = cold({**environment, TOKEN: "t"}, "status", "--address", "http://127.0.0.1:9")
     assert result.returncode == 3
     assert "no coordinator answers at http://127.0.0.1:9" in result.stderr
@@ -308,7 +308,7 @@ def test_a_missing_coordinator_is_told(environment: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     "words", [["status"], ["move", "n"], ["drain", "n"], ["move", "--compact"], ["stop"], ["jobs"]]
 )
-def test_nobody_answers_is_nobody_answers_without_a_token_too(
+def test_an_unreachable_coordinator_is_reported_if_the_token_is_missing(
     words: list[str], environment: dict[str, str], holdfast: Run
 ) -> None:
     result = holdfast(environment, *words, "--address", "http://127.0.0.1:9")
@@ -317,7 +317,7 @@ def test_nobody_answers_is_nobody_answers_without_a_token_too(
     assert "no coordinator answers at http://127.0.0.1:9: check the address, and give its token" in line
 
 
-def test_commands_beside_a_job_that_runs(
+def test_commands_work_on_a_running_job(
     environment: dict[str, str], tmp_path: Path, holdfast: Run, warm_commands: str
 ) -> None:
     folder = tmp_path / "job"
@@ -374,7 +374,7 @@ def test_commands_beside_a_job_that_runs(
         assert "injected: raise" in failed.detail
 
 
-def test_two_jobs_must_be_told_apart_and_faults_be_allowed(
+def test_an_ambiguous_job_and_faults_without_permission_are_refused(
     environment: dict[str, str], tmp_path: Path, holdfast: Run, warm_commands: str
 ) -> None:
     for name in "ab":
@@ -398,7 +398,7 @@ def test_two_jobs_must_be_told_apart_and_faults_be_allowed(
         assert "--allow-faults" in refused.stderr
 
 
-def test_a_mistake_of_ours_has_its_own_exit_code(
+def test_an_internal_error_has_its_own_exit_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken(*, standalone_mode: bool) -> None:
@@ -411,7 +411,7 @@ def test_a_mistake_of_ours_has_its_own_exit_code(
     assert "AssertionError: nobody thought of this" in capsys.readouterr().err
 
 
-def test_a_stream_that_is_closed_leads_nowhere_and_not_into_the_next_file() -> None:
+def test_closed_standard_streams_are_opened_before_other_files() -> None:
     code = (
         "import os, sys; from holdfast.cli.output import open_standard_streams; open_standard_streams(); "
         "print('lost', sys.stdin.read(), sys.stdout.isatty()); assert all(map(os.get_inheritable, range(3))); "
@@ -436,7 +436,7 @@ def test_a_stream_that_is_closed_leads_nowhere_and_not_into_the_next_file() -> N
         ('[checkpoint]\ndir = "job.toml/d"', "job.toml: checkpoint.dir TMP/job.toml/d: TMP/job.toml is not a folder"),
     ],
 )
-def test_what_is_wrong_in_a_jobs_file_is_said_with_its_key(
+def test_a_mistake_in_a_job_file_is_reported_with_its_key(
     lines: str, complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "job.toml"
@@ -451,7 +451,7 @@ def test_what_is_wrong_in_a_jobs_file_is_said_with_its_key(
 
 
 @pytest.mark.parametrize("as_module", [False, True])
-def test_arguments_reach_the_script_untouched_and_what_it_prints_people_and_a_file(
+def test_script_arguments_are_unchanged_and_its_output_is_printed_and_logged(
     environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_module: bool
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -472,7 +472,7 @@ def test_arguments_reach_the_script_untouched_and_what_it_prints_people_and_a_fi
     assert printed in (tmp_path / "logs" / "node-0.0.log").read_text().splitlines()
 
 
-def test_a_jobs_file_is_run_and_its_events_are_printed_as_json(environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_job_file_is_run_and_its_events_are_printed_as_json(environment: dict[str, str], tmp_path: Path) -> None:
     file = tmp_path / "job.toml"
     file.write_text(f'script = "{TRAINING}"\nargs = ["--steps", "3"]\nmax_nodes = 2\nname = "filed"\n')
     result = cold(environment, "run", "--json", "--preload", "", "--set", "max_nodes=1", str(file))
@@ -485,7 +485,7 @@ def test_a_jobs_file_is_run_and_its_events_are_printed_as_json(environment: dict
     assert "done: 3 steps" in result.stderr
 
 
-def test_the_pieces_on_their_own(environment: dict[str, str], tmp_path: Path) -> None:
+def test_an_agent_started_before_its_coordinator_waits_and_trains(environment: dict[str, str], tmp_path: Path) -> None:
     """A coordinator and an agent are started by hand as on two machines; the agent starts first, and waits."""
     command = [sys.executable, "-m", "holdfast"]
     token = {**environment, TOKEN: "s3cret"}

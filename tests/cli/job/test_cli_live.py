@@ -73,7 +73,7 @@ def drawn(found: JobPicture, *, on_ctrl_c: str = "", width: int = 120) -> str:
     return console.file.getvalue()
 
 
-def test_a_picture_follows_the_events() -> None:
+def test_the_jobs_picture_follows_its_events() -> None:
     found = picture(STORY)
     assert (found.step, found.loss, found.world) == (2, 2.5, 1)
     assert found.rate.samples_per_s == pytest.approx(64.0)
@@ -83,7 +83,7 @@ def test_a_picture_follows_the_events() -> None:
     assert found.nodes == {"node-0": "training", "node-1": "left (failed)"}
 
 
-def test_the_panel_has_progress_nodes_the_last_event_and_what_ctrl_c_does() -> None:
+def test_the_panel_shows_progress_nodes_last_event_and_ctrl_c_action() -> None:
     found = picture(STORY[:-1])
     found.last_step = 100
     lines = [line.strip("│ ") for line in drawn(found, on_ctrl_c="ends the job").splitlines()]
@@ -118,7 +118,7 @@ def test_a_dumb_terminal_gets_plain_lines(term: str, animated: bool, monkeypatch
     assert not can_animate()
 
 
-def test_the_live_view_takes_events_while_it_draws() -> None:
+def test_the_live_view_prints_events_above_the_panel() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
     with LiveProgress(console) as progress:
         for one in [*STORY, event("job_failed", why="nothing is left")]:
@@ -128,7 +128,7 @@ def test_the_live_view_takes_events_while_it_draws() -> None:
     assert "recovered by shrink" in console.file.getvalue(), "events are printed above the panel"
 
 
-def test_what_is_printed_meanwhile_arrives_as_lines(tmp_path: Path) -> None:
+def test_output_of_the_process_and_its_children_is_captured_as_lines(tmp_path: Path) -> None:
     script = """
 import os, subprocess, sys
 from holdfast.cli.following.live import terminal_apart
@@ -162,11 +162,11 @@ print(lines)
         (event("job_finished", steps=9, samples=288, final_loss=1.25), "done: 9 steps, 288 samples, loss 1.2500"),
     ],
 )
-def test_events_in_words(one: ReadEvent, words: str) -> None:
+def test_events_are_described_as_text(one: ReadEvent, words: str) -> None:
     assert describe(one) == words
 
 
-def test_an_event_of_tomorrow_is_shown_as_it_is() -> None:
+def test_an_event_of_an_unknown_kind_is_shown_unchanged() -> None:
     later = decode_event('{"event": "born_later", "time": 1, "x": 7}')
     assert describe(later) == "{'event': 'born_later', 'time': 1, 'x': 7}"
     assert "born_later" in drawn(picture([*STORY, later]))
@@ -176,14 +176,14 @@ def test_an_event_of_tomorrow_is_shown_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("time", [1000.0, 1e18, -1e18, 1e300])
-def test_an_event_is_one_line_whatever_it_holds(time: float) -> None:
+def test_an_event_with_control_characters_is_printed_as_one_line(time: float) -> None:
     why = "a script said:\n\x1b[2Jall is well\r\n"
     line = describe_with_time(event("job_failed", time, why=why))
     assert line.isprintable()
     assert line.endswith(r" failed: a script said: \x1b[2Jall is well")
 
 
-def test_a_report_shows_names_as_they_are() -> None:
+def test_a_report_does_not_interpret_markup_in_names() -> None:
     console = Console(file=io.StringIO(), width=120)
     print_report(make_report([event("job_started", url="u", coordinator_pid=1, job="[/bold] [x]")]), console)
     assert isinstance(console.file, io.StringIO)
@@ -191,13 +191,13 @@ def test_a_report_shows_names_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_every_event_has_words_of_its_own(name: str) -> None:
+def test_every_event_kind_has_a_description(name: str) -> None:
     words = describe(event(name))
     assert words
     assert "event" not in words
 
 
-def test_plain_progress_prints_one_line_each_10_seconds() -> None:
+def test_plain_progress_prints_one_line_every_10_seconds() -> None:
     lines: list[str] = []
     progress = PlainProgress(lines.append)
     progress(STORY[3])
@@ -210,7 +210,7 @@ def test_plain_progress_prints_one_line_each_10_seconds() -> None:
     ]
 
 
-def test_plain_progress_has_the_last_step_and_the_time_left_if_they_are_known() -> None:
+def test_plain_progress_shows_the_last_step_and_time_left_if_known() -> None:
     lines: list[str] = []
     progress = PlainProgress(lines.append)
     for number in range(41):
@@ -231,11 +231,11 @@ def test_plain_progress_has_the_last_step_and_the_time_left_if_they_are_known() 
         (float("nan"), "nan"),
     ],
 )
-def test_a_loss_of_any_size_is_short(loss: float | None, words: str) -> None:
+def test_a_loss_of_any_magnitude_is_printed_in_a_short_form(loss: float | None, words: str) -> None:
     assert loss_text(loss) == words
 
 
-def test_odd_steps_are_shown_without_a_time_left() -> None:
+def test_steps_with_implausible_times_or_counts_show_no_time_left() -> None:
     lines: list[str] = []
     progress = PlainProgress(lines.append)
     steps = [step(1, 0.0, 0.0, 9), step(2, 20.0, 1e300, 10**18), step(9, 40.0, 0.5, 3), step(9, 60.0, float("nan"), 99)]
@@ -246,7 +246,7 @@ def test_odd_steps_are_shown_without_a_time_left() -> None:
     assert not [line for line in lines if "left" in line]
 
 
-def test_progress_goes_on_after_a_clock_was_set_back() -> None:
+def test_progress_continues_after_the_clock_is_set_back() -> None:
     lines: list[str] = []
     progress = PlainProgress(lines.append)
     for number, time in enumerate((5000.0, 5001.0, 100.0, 101.0, 111.0)):
@@ -254,7 +254,7 @@ def test_progress_goes_on_after_a_clock_was_set_back() -> None:
     assert [int(re.findall(r"step (\d)", line)[0]) for line in lines] == [0, 2, 4]
 
 
-def test_after_a_rollback_the_time_left_counts_the_lost_steps_again() -> None:
+def test_the_time_left_includes_lost_steps_after_a_rollback() -> None:
     lines: list[str] = []
     progress = PlainProgress(lines.append)
     for one in (step(90, 0.0, 1.0, 100), step(50, 20.0, 1.0, 100)):
@@ -262,14 +262,14 @@ def test_after_a_rollback_the_time_left_counts_the_lost_steps_again() -> None:
     assert [line.split(", ")[-1] for line in lines] == ["10 s left", "50 s left"]
 
 
-def test_a_node_in_the_panel_is_one_line_whatever_its_state_holds() -> None:
+def test_control_characters_in_a_nodes_state_do_not_break_the_panel() -> None:
     lines = drawn(picture([event("node_left", node="node-0", reason="a\nb\x1b[31m")])).splitlines()
     assert not [line for line in lines if line and line[0] not in "╭│╰"]
     assert "\x1b" not in "".join(lines)
 
 
 @pytest.mark.parametrize("verbose", [True, False])
-def test_details_are_printed_only_if_asked_for(verbose: bool) -> None:
+def test_detailed_events_are_printed_only_in_verbose_mode(verbose: bool) -> None:
     lines: list[str] = []
     progress = PlainProgress(lines.append, verbose=verbose)
     for name in ("flop_counted", "memory_sampled", "rebalanced", "recovered"):
@@ -277,7 +277,7 @@ def test_details_are_printed_only_if_asked_for(verbose: bool) -> None:
     assert len(lines) == (4 if verbose else 1)
 
 
-def test_plain_progress_prints_fewer_steps_than_there_are() -> None:
+def test_plain_progress_prints_at_most_one_step_per_interval() -> None:
     lines: list[str] = []
     progress = PlainProgress(lines.append, every_s=1.0)
     for number in range(1, 31):
@@ -288,7 +288,7 @@ def test_plain_progress_prints_fewer_steps_than_there_are() -> None:
     assert progress.failure == "nothing is left"
 
 
-def test_many_nodes_that_come_together_are_one_short_line() -> None:
+def test_many_nodes_that_join_together_are_described_in_one_short_line() -> None:
     nodes = tuple(JoinedNode(node=f"n{number}", agent_pid=1, worker_pids=(2,)) for number in range(1000))
     event = NodesJoined(nodes=nodes, time=0.0, job="j", term=1, generation=0, seq=1)
     assert describe(event) == "1000 nodes joined: n0, n1, n2, n3, n4, n5, n6, n7 and 992 more"
@@ -301,7 +301,7 @@ RESUMES = [
 
 
 @pytest.mark.parametrize("pause", [RESUMES, [event("job_waiting", nodes=1, expert_slots=0, why="no node is left")]])
-def test_the_rate_begins_again_after_a_pause(pause: list[ReadEvent]) -> None:
+def test_the_sample_rate_is_measured_again_after_a_pause(pause: list[ReadEvent]) -> None:
     lines: list[str] = []
     progress, found = PlainProgress(lines.append), picture([])
     steps = [step(number, number / 10, 0.1, 100) for number in range(1, 51)]
@@ -318,7 +318,7 @@ def test_the_rate_begins_again_after_a_pause(pause: list[ReadEvent]) -> None:
     assert "24 s left" in drawn(found)
 
 
-def test_only_the_events_of_this_run_are_told(tmp_path: Path) -> None:
+def test_only_events_of_the_current_run_are_passed_on(tmp_path: Path) -> None:
     file = tmp_path / "e.jsonl"
     before = [event("job_started", url="u", coordinator_pid=1, seq=1), event("node_left", node="n", reason="r", seq=2)]
     file.write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in before))
@@ -342,11 +342,11 @@ def test_only_the_events_of_this_run_are_told(tmp_path: Path) -> None:
         ({"why": "ended by SIGINT", "resumable": True}, "stopped (ended by SIGINT): 0 steps, 0 samples"),
     ],
 )
-def test_a_job_that_is_done_says_which_samples_it_counts(facts: dict[str, Any], words: str) -> None:
+def test_a_finished_job_is_described_with_its_steps_and_samples(facts: dict[str, Any], words: str) -> None:
     assert describe(event("job_finished", **facts)) == words
 
 
-def test_a_finished_job_that_is_run_again_says_so() -> None:
+def test_a_finished_job_that_is_run_again_is_reported_as_finished() -> None:
     lines: list[str] = []
     progress = PlainProgress(lines.append)
     back = event("rolled_back", to_step=300, why="the job resumes from its checkpoint")

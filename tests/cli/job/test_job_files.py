@@ -50,14 +50,14 @@ def options(**values: str | bool) -> dict[str, Given]:
     return group.collect({name: values.get(name) for name in names})
 
 
-def test_a_file_says_what_the_job_is(job_file: str, tmp_path: Path) -> None:
+def test_a_job_file_defines_the_job(job_file: str, tmp_path: Path) -> None:
     spec = job_spec(collect_job(job_file, (), (), options()))
     assert (spec.name, spec.args, spec.min_nodes, spec.max_nodes) == ("mine", ("--steps", "5"), 2, 3)
     assert (spec.script, spec.checkpoint.dir) == (str(tmp_path / "train.py"), str(tmp_path / "kept"))
     assert (spec.checkpoint.every, spec.recovery.join_window, spec.experiments.emulated) == (50, 120.0, (5e-4, "token"))
 
 
-def test_set_says_more_than_the_file_and_an_option_more_than_set(job_file: str) -> None:
+def test_options_override_set_and_set_overrides_the_job_file(job_file: str) -> None:
     pairs = ["checkpoint.every=60", "recovery.join_window=1h", 'args=["--x"]', "experiments.allow_faults=true"]
     spec = job_spec(collect_job(job_file, (), pairs, options(checkpoint_every="70", static_experts=True)))
     assert (spec.checkpoint.every, spec.recovery.join_window, spec.args) == (70, 3600.0, ("--x",))
@@ -66,19 +66,19 @@ def test_set_says_more_than_the_file_and_an_option_more_than_set(job_file: str) 
     assert spec.name == "mine"
 
 
-def test_arguments_take_the_place_of_those_in_the_file(job_file: str) -> None:
+def test_command_line_arguments_replace_those_of_the_job_file(job_file: str) -> None:
     assert job_spec(collect_job(job_file, ["--steps", "9"], (), options())).args == ("--steps", "9")
 
 
 @pytest.mark.parametrize(("text", "least", "most"), [("5", 0, 5), ("1:5", 1, 5)])
-def test_the_nodes_of_an_option_take_the_place_of_both_in_the_file(
+def test_the_nodes_option_replaces_both_node_limits_of_the_job_file(
     text: str, least: int, most: int, job_file: str
 ) -> None:
     spec = job_spec(collect_job(job_file, (), (), options(nodes=text)))
     assert (spec.min_nodes, spec.max_nodes) == (least, most)
 
 
-def test_a_script_needs_no_file() -> None:
+def test_a_script_runs_without_a_job_file() -> None:
     assert job_spec(collect_job("train.py", ["-x"], (), options())) == JobSpec(script="train.py", args=("-x",))
 
 
@@ -109,7 +109,7 @@ def test_a_script_needs_no_file() -> None:
     ],
     ids=range(12),
 )
-def test_a_mistake_in_the_file_is_one_line(text: str, complaint: str, tmp_path: Path) -> None:
+def test_a_mistake_in_the_job_file_is_reported_in_one_line(text: str, complaint: str, tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     path.write_text(text)
     result = CliRunner().invoke(app, ["run", str(path)])
@@ -127,7 +127,7 @@ def test_schemas_are_printed(name: str) -> None:
     assert json.loads(result.stdout)["$defs"]
 
 
-def test_the_schema_of_a_job_has_all_its_keys() -> None:
+def test_the_schema_of_a_job_file_has_every_key() -> None:
     printed = json.loads(CliRunner().invoke(app, ["schema", "job"]).stdout)
     properties = printed["$defs"]["JobSpec"]["properties"]
     assert set(properties) == {field.name for field in msgspec.structs.fields(JobSpec)}

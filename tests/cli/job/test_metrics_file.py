@@ -55,7 +55,7 @@ def write(path: Path, seen: list[ReadEvent], *, full_from: int = 99, full_until:
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "csv"])
-def test_what_a_full_disk_has_not_taken_is_written_once_there_is_room(
+def test_unwritten_rows_are_written_once_the_disk_has_space_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ending: str
 ) -> None:
     monkeypatch.setattr(metric_rows, "open", lambda file, *_, **__: SmallDisk(file, "r+b"), raising=False)
@@ -71,7 +71,7 @@ def test_what_a_full_disk_has_not_taken_is_written_once_there_is_room(
             assert capsys.readouterr().err.count("cannot be written") <= 1
 
 
-def test_a_disk_that_stays_full_is_reported_once_with_what_is_missing(
+def test_a_full_disk_is_reported_once_with_the_missing_events(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A full disk once ended the job with a traceback, as an internal error."""

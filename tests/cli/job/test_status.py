@@ -63,7 +63,7 @@ GPU: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_what_is_wrong_with_a_gpu_is_a_note() -> None:
+def test_gpu_problems_are_shown_in_the_nodes_note() -> None:
     bad = {**GPU, "xids": (31, 79), "ecc_errors": 2, "throttled": "heat (hardware)"}
     assert gpu_problems(GPU) == []
     assert gpu_problems({**GPU, "ecc_errors": 1}) == ["1 uncorrected ECC error"]
@@ -84,7 +84,7 @@ def test_wide_lists_the_gpus() -> None:
     ]
 
 
-def test_each_node_has_one_line_in_80_columns() -> None:
+def test_nodes_are_listed_in_rank_order_within_80_columns() -> None:
     assert shown() == [
         "gpt: running, step 12345678, loss 2.5000, 5 workers",
         "",
@@ -99,7 +99,7 @@ def test_each_node_has_one_line_in_80_columns() -> None:
     ]
 
 
-def test_wide_has_processes_racks_and_experts() -> None:
+def test_wide_shows_processes_racks_and_experts() -> None:
     lines = shown(160, wide=True)
     assert any(
         line.startswith("node-0     done      0     12345677  0.2 s ago  [r1]  -     6          7") for line in lines
@@ -128,7 +128,7 @@ def test_a_narrow_terminal_shows_each_node() -> None:
     ]
 
 
-def test_a_long_name_hides_no_other_column() -> None:
+def test_a_long_node_name_does_not_hide_other_columns() -> None:
     long = [node("train-gpt-worker-" + "x" * 40 + str(number), worker(number, 100 + number)) for number in range(2)]
     for width in (40, 80):
         lines = shown(width, nodes=long, leaving=[], paces=[])[3:]
@@ -139,19 +139,19 @@ def test_a_long_name_hides_no_other_column() -> None:
     assert long[1]["node"] in "\n".join(shown(80, nodes=long, wide=True))
 
 
-def test_wide_cuts_nothing_off() -> None:
+def test_wide_does_not_truncate_columns() -> None:
     many = [worker(rank, 12_345_678) for rank in range(64)]
     lines = shown(80, nodes=[node("node-0", *many, zone="z" * 40, standby="warm" * 20)], leaving=[], wide=True)
     assert not [line for line in lines if "…" in line]
     assert len([line for line in lines if line.startswith("node-0")]) == 1
 
 
-def test_slow_workers_are_named() -> None:
+def test_slow_workers_are_listed_with_their_slowdown() -> None:
     assert list(slow_workers(ANSWER)) == [("node-2", "slow: computing takes rank 3 2.0x as long")]
     assert list(slow_workers({})) == []
 
 
-def test_a_quarantined_node_is_named_with_the_command_that_lets_it_return() -> None:
+def test_a_quarantined_node_is_shown_with_the_command_to_readmit_it() -> None:
     answer = {"quarantined": [{"node": "n1", "host": "", "why": "fan [3] stands", "since": 0.0}]}
     (line,) = quarantined(answer)
     assert line.startswith("quarantined since ")
@@ -159,7 +159,7 @@ def test_a_quarantined_node_is_named_with_the_command_that_lets_it_return() -> N
     assert list(quarantined({})) == []
 
 
-def test_the_snapshot_and_the_period_of_checkpoints_are_shown() -> None:
+def test_the_snapshot_and_the_checkpoint_period_are_shown() -> None:
     assert list(saving({"snapshot": None, "saving": None})) == []
     (line,) = saving({"snapshot": {"step": 40, "copies": 2}, "saving": None})
     assert line == "snapshot of step 40 in memory, with 2 or more copies of each part"

@@ -47,7 +47,7 @@ SAVES = {"every": "5"}
     ],
     ids=["at its end", "just before", "not its end", "none", "none is kept"],
 )
-def test_stop_says_which_step_is_saved(
+def test_stop_reports_the_saved_step(
     kept: Sequence[int], saving: dict[str, str] | None, events: Sequence[AnyEvent], said: str
 ) -> None:
     before = {"events": 3, "checkpoints": [{"step": step, "name": ""} for step in kept], "saving": saving}

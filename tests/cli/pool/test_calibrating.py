@@ -70,7 +70,7 @@ def measured(client: Client) -> tuple[dict[str, Any], str]:
         (KeyboardInterrupt(), "it was interrupted"),
     ],
 )
-def test_what_was_measured_before_is_kept(then: dict[str, Any] | BaseException, why: str) -> None:
+def test_an_interrupted_calibration_keeps_earlier_measurements(then: dict[str, Any] | BaseException, why: str) -> None:
     client = Client(2, then)
     found, said = measured(client)
     assert said == why
@@ -94,7 +94,7 @@ class BeingStartedAgain(Client):
         super().update(name, changes)
 
 
-def test_a_server_that_is_started_again_meanwhile_is_waited_for() -> None:
+def test_calibration_continues_after_the_pool_server_restarts() -> None:
     found, why = measured(BeingStartedAgain())
     assert not why
     assert found["step_s"].keys() == {"1", "2", "3", "4"}
@@ -122,7 +122,7 @@ class SlowerWithTwo(Client):
         return {"submission": 7, "state": "admitted", "why": "", "nodes": nodes, "pace": pace}
 
 
-def test_a_number_that_is_slower_than_the_one_before_does_not_end_the_calibration() -> None:
+def test_calibration_continues_after_a_slower_number_of_nodes() -> None:
     client = SlowerWithTwo(idle=2)
     found, why = measured(client)
     assert (why, found["step_s"].keys()) == ("", {"1", "2", "3", "4"})
@@ -130,7 +130,7 @@ def test_a_number_that_is_slower_than_the_one_before_does_not_end_the_calibratio
 
 
 @pytest.mark.parametrize(("idle", "reserve"), [(0, 0), (1, 1)])
-def test_nodes_of_others_and_of_the_reserve_are_not_asked_for(idle: int, reserve: int) -> None:
+def test_calibration_does_not_request_used_or_reserved_nodes(idle: int, reserve: int) -> None:
     client = SlowerWithTwo(idle, reserve)
     found, why = measured(client)
     assert found["step_s"].keys() == {"1", "2"}
@@ -138,7 +138,7 @@ def test_nodes_of_others_and_of_the_reserve_are_not_asked_for(idle: int, reserve
     assert client.sizes == []
 
 
-def test_nothing_is_missing_where_nothing_interrupts_it() -> None:
+def test_an_uninterrupted_calibration_measures_every_number_of_nodes() -> None:
     client = Client(100, OVER)
     found, said = measured(client)
     assert said == ""
@@ -146,7 +146,7 @@ def test_nothing_is_missing_where_nothing_interrupts_it() -> None:
     assert client.stopped == ["one"]
 
 
-def test_what_is_written_is_of_the_job_file_with_the_flop_that_were_counted() -> None:
+def test_the_output_is_valid_job_file_text_with_the_counted_flop() -> None:
     found, _ = measured(Client(100, OVER))
     written = calibrate._toml(calibrate._document(found, 4), calibrate._counted(found, OutputSpec()))  # pyright: ignore
     read = toml.decode(written, type=JobSpec)
@@ -154,16 +154,16 @@ def test_what_is_written_is_of_the_job_file_with_the_flop_that_were_counted() ->
     assert read.output.flop_per_sample == 6e9
 
 
-def test_what_the_job_says_itself_is_not_written_again() -> None:
+def test_flop_declared_by_the_job_are_not_written_again() -> None:
     found, _ = measured(Client(100, OVER))
     assert calibrate._counted(found, OutputSpec(flop_per_sample=1e9)) == {}  # pyright: ignore
 
 
-def test_where_nobody_has_counted_flop_none_are_written() -> None:
+def test_no_flop_are_written_if_none_were_counted() -> None:
     assert "flop" not in calibrate._toml(calibrate._document({}, 4), calibrate._counted({}, OutputSpec()))  # pyright: ignore
 
 
-def test_the_copy_touches_nothing_that_is_the_jobs_own_and_is_measured_as_it_is() -> None:
+def test_the_measured_copy_uses_none_of_the_jobs_files() -> None:
     output = OutputSpec(
         events="/kept/events.jsonl", metrics_file="/kept/m.csv", log_dir="/kept", alert="page-me", flop_per_sample=6e9
     )
@@ -174,7 +174,7 @@ def test_the_copy_touches_nothing_that_is_the_jobs_own_and_is_measured_as_it_is(
     assert copy.name != job.name
 
 
-def test_over_how_many_places_a_replica_is_spread_is_written_by_the_number_of_nodes() -> None:
+def test_the_workers_per_replica_are_written_for_each_number_of_nodes() -> None:
     layouts = [{"nodes": 1, "places": 4}, {"nodes": 3, "places": 2}]
     found = {"step_s": {"1": 2.0, "2": 1.5, "4": 1.0}, "micro_batches": 6, "samples": 6, "layouts": layouts}
     document = calibrate._document(found, 4)  # pyright: ignore
@@ -185,7 +185,7 @@ def test_over_how_many_places_a_replica_is_spread_is_written_by_the_number_of_no
     assert places_by_nodes(known.layouts) == (4, 4, 2)
 
 
-def test_what_was_measured_under_another_layout_is_forgotten() -> None:
+def test_measurements_under_another_layout_are_discarded() -> None:
     before = JobPace(step_s={1: 4.0, 3: 1.0}, layouts=(ListedLayout(layout=Layout(shard=2), nodes=1),))
     four = ListedLayout(layout=Layout(shard=4), nodes=1)
     now = JobPace(step_s={2: 2.0}, layouts=(four, ListedLayout(layout=Layout(shard=2), nodes=3)))

@@ -83,7 +83,7 @@ def roll(pool: FakePool, job: str = "") -> None:
     assert not pool.next, "not all scripted actions have run"
 
 
-def test_each_node_is_left_and_awaited_back_before_the_next(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rolling_drain_waits_for_each_node_before_the_next(capsys: pytest.CaptureFixture[str]) -> None:
     pool = FakePool(n1="one", n2="one", n3="two")
     pool.nodes["n3"]["drained"] = True
     pool.then(nothing, nothing, nothing, pool.left("n1"), nothing, pool.gone("n1"), pool.anew("n1"), nothing)
@@ -97,7 +97,7 @@ def test_each_node_is_left_and_awaited_back_before_the_next(capsys: pytest.Captu
     assert said.index("n1 is back (1 of 2)") < said.index("n2 is drained") < said.index("n2 is back (2 of 2)")
 
 
-def test_of_one_job_only_its_nodes_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rolling_drain_of_a_job_drains_only_its_nodes(capsys: pytest.CaptureFixture[str]) -> None:
     pool = FakePool(n1="one", n2="two")
     pool.then(nothing, nothing, pool.left("n2"), pool.anew("n2"), nothing)
     roll(pool, "two")
@@ -105,7 +105,7 @@ def test_of_one_job_only_its_nodes_are(capsys: pytest.CaptureFixture[str]) -> No
     assert "n1" not in capsys.readouterr().out
 
 
-def test_an_agent_that_is_another_node_each_time_is_awaited_too() -> None:
+def test_a_rolling_drain_waits_for_agents_that_return_under_another_name() -> None:
     pool = FakePool(**{"h-1": "", "h-2": ""})
     pool.then(nothing, nothing, nothing, pool.forgotten("h-1"), nothing, pool.comes("h-3"))
     pool.then(nothing, nothing, pool.forgotten("h-2"), pool.comes("h-4"))
@@ -113,7 +113,7 @@ def test_an_agent_that_is_another_node_each_time_is_awaited_too() -> None:
     assert pool.asked == ["drain h-1", "drain h-2"]
 
 
-def test_a_server_that_dies_meanwhile_is_awaited_and_a_node_that_leaves_by_itself_is_not() -> None:
+def test_a_rolling_drain_survives_a_server_outage_and_skips_lost_nodes() -> None:
     pool = FakePool(n1="", n2="")
     pool.then(nothing, pool.forgotten("n1"), nothing, pool.away, nothing, pool.away, pool.anew("n2"))
     pool.then(nothing)

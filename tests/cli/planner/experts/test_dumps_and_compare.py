@@ -39,7 +39,7 @@ def safetensors(path: Path, tables: dict[str, tuple[str, np.ndarray]]) -> Path:
     return path
 
 
-def test_torch_files_are_read_as_torch_wrote_them(tmp_path):
+def test_torch_files_are_read_exactly(tmp_path):
     torch = pytest.importorskip("torch")
     path = tmp_path / "dump.pt"
     recorded = torch.tensor(LOADS)
@@ -59,7 +59,7 @@ def test_torch_files_are_read_as_torch_wrote_them(tmp_path):
     np.testing.assert_array_equal(read_dump(path), recorded.to(torch.bfloat16).float().numpy())
 
 
-def test_nothing_in_a_torch_file_is_run(tmp_path):
+def test_code_in_a_torch_file_is_not_executed(tmp_path):
     torch = pytest.importorskip("torch")
     path, ran = tmp_path / "evil.pt", tmp_path / "ran"
 
@@ -73,7 +73,7 @@ def test_nothing_in_a_torch_file_is_run(tmp_path):
     assert not ran.exists()
 
 
-def test_a_tensor_that_reaches_beyond_its_storage_is_refused(tmp_path):
+def test_a_tensor_larger_than_its_storage_is_refused(tmp_path):
     torch = pytest.importorskip("torch")
     path = tmp_path / "cut.pt"
     torch.save(torch.tensor(LOADS), path)
@@ -86,7 +86,7 @@ def test_a_tensor_that_reaches_beyond_its_storage_is_refused(tmp_path):
         read_dump(path)
 
 
-def test_files_that_would_fill_memory_are_refused(tmp_path):
+def test_huge_tensors_and_compressed_files_are_refused(tmp_path):
     torch = pytest.importorskip("torch")
     path = tmp_path / "large.pt"
     torch.save(torch.zeros(1).expand(1, 1 << 15, 1 << 15), path)
@@ -102,7 +102,7 @@ def test_files_that_would_fill_memory_are_refused(tmp_path):
         read_dump(path)
 
 
-def test_safetensors_and_npy_are_read(tmp_path):
+def test_safetensors_and_npy_files_are_read(tmp_path):
     path = safetensors(
         tmp_path / "x.safetensors",
         {"bias": ("F32", np.ones(3, "<f4")), "layers": ("I64", LOADS), "half": ("BF16", np.ones(2, "<u2"))},
@@ -113,7 +113,7 @@ def test_safetensors_and_npy_are_read(tmp_path):
     np.testing.assert_array_equal(read_dump(table), LOADS[:1])
 
 
-def test_bad_dumps_are_named(tmp_path):
+def test_invalid_dump_files_are_refused_with_the_reason(tmp_path):
     def said(name: str, data: bytes) -> str:
         path = tmp_path / name
         path.write_bytes(data)
@@ -136,7 +136,7 @@ def test_bad_dumps_are_named(tmp_path):
         read_dump(tmp_path / "none.pt")
 
 
-def test_a_plan_is_made_from_a_dump_as_from_its_sum(tmp_path):
+def test_a_dump_gives_the_same_plan_as_its_summed_loads(tmp_path):
     dump, table, sglang = tmp_path / "x.npy", tmp_path / "x.json", tmp_path / "sglang.json"
     np.save(dump, LOADS)
     table.write_text(json.dumps(LOADS.sum(axis=0).tolist()))
@@ -146,7 +146,7 @@ def test_a_plan_is_made_from_a_dump_as_from_its_sum(tmp_path):
     assert len(plans) == 1
 
 
-def test_what_eplb_and_we_make_of_a_recording_is_compared(tmp_path):
+def test_eplb_and_holdfast_are_compared_on_a_recording(tmp_path):
     rng = np.random.default_rng(0)
     drift = np.cumprod(rng.uniform(0.7, 1.4, (6, 2, 16)), axis=0) * (rng.pareto(1.2, (2, 16)) * 1000 + 10)
     path = tmp_path / "drift.npy"
@@ -173,7 +173,7 @@ def test_what_eplb_and_we_make_of_a_recording_is_compared(tmp_path):
     assert "it pays if one takes less than" in shown
 
 
-def test_one_window_is_compared_without_a_word_about_moves(tmp_path):
+def test_a_comparison_of_one_window_does_not_mention_moves(tmp_path):
     path = tmp_path / "one.csv"
     path.write_text("9,5,1,1\n4,4,4,4\n")
     shown = plan("--loads", path, "--nodes", 2, "--expert-slots", 4, "--compare", "eplb")
@@ -194,7 +194,7 @@ def test_one_window_is_compared_without_a_word_about_moves(tmp_path):
         (("--gpus-per-node", 2), "--gpus-per-node: without --compare that changes nothing: leave it out"),
     ],
 )
-def test_bad_comparisons_are_one_sentence(tmp_path, arguments, words):
+def test_invalid_comparison_options_are_refused_with_the_reason(tmp_path, arguments, words):
     path = tmp_path / "one.csv"
     path.write_text("9,5,1,1\n")
     with pytest.raises(BadInputError) as error:
@@ -204,7 +204,7 @@ def test_bad_comparisons_are_one_sentence(tmp_path, arguments, words):
         plan("--loads", path, "--expert-slots", "4,5", "--compare", "eplb")
 
 
-def test_a_recording_without_tokens_is_named_in_a_comparison_as_in_a_plan(tmp_path):
+def test_a_recording_without_tokens_is_refused_in_plans_and_comparisons(tmp_path):
     path = tmp_path / "other.npz"
     np.savez(path, load=np.ones((1, 2, 4)))
     for compared in ((), ("--compare", "eplb")):

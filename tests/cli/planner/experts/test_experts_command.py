@@ -45,7 +45,7 @@ def bad(*arguments: object) -> str:
 
 
 @pytest.mark.parametrize("strategy", ["best", "mro", "spread", "compact"])
-def test_json_has_the_promised_shape(loads, strategy):
+def test_json_output_has_the_documented_structure(loads, strategy):
     plan = json.loads(
         place("--loads", loads, "--nodes", 5, "--expert-slots", 3, "--expert-placement", strategy, "--json")
     )
@@ -84,18 +84,18 @@ def test_csv_json_and_npz_give_the_same_plan(loads, tmp_path):
     assert len(set(plans)) == 1
 
 
-def test_slots_may_differ_per_node(loads):
+def test_nodes_can_have_different_numbers_of_slots(loads):
     plan = json.loads(place("--loads", loads, "--expert-slots", "2,3,4,5", "--json"))
     assert [len(held) for held in plan["layers"][0]["nodes"]] == [2, 3, 4, 5]
 
 
-def test_a_threshold_that_does_not_fit_is_lowered_and_said(loads):
+def test_an_infeasible_fault_threshold_is_lowered_and_reported(loads):
     arguments = ("--loads", loads, "--nodes", 2, "--expert-slots", 4, "--fault-threshold", 3)
     assert json.loads(place(*arguments, "--json"))["fault_threshold"] == {"asked": 3, "given": 2}
     assert "asked 3, given 2" in place(*arguments)
 
 
-def test_layers_without_load_are_uniform_and_said(tmp_path):
+def test_layers_without_load_are_planned_as_uniform_and_reported(tmp_path):
     path = tmp_path / "loads.json"
     path.write_text("[[0, 0, 0], [1, 1, 1]]")
     plan = json.loads(place("--loads", path, "--nodes", 3, "--expert-slots", 2, "--json"))
@@ -104,7 +104,7 @@ def test_layers_without_load_are_uniform_and_said(tmp_path):
     assert "planned as uniform: layers 0" in place("--loads", path, "--nodes", 3, "--expert-slots", 2)
 
 
-def test_racks_are_spread_over_and_reported(loads, tmp_path):
+def test_replicas_are_spread_over_racks_and_rack_losses_are_reported(loads, tmp_path):
     names, listed = tmp_path / "racks.txt", tmp_path / "racks.json"
     names.write_text("a\na\nb\nb\n")
     listed.write_text('["a", "a", "b", "b"]')
@@ -115,27 +115,27 @@ def test_racks_are_spread_over_and_reported(loads, tmp_path):
     assert "lost racks" in place(*size, "--racks", names)
 
 
-def test_failure_weights_are_taken(loads):
+def test_failure_weights_are_accepted(loads):
     size = ("--loads", loads, "--nodes", 5, "--expert-slots", 3, "--json")
     plan = json.loads(place(*size, "--failure-weights", "1:0.5,3:0.5"))
     assert plan["recovery"]["model"]["1"] == 1.0
 
 
-def test_table_compares_all_strategies(loads):
+def test_the_table_compares_all_strategies(loads):
     table = place("--loads", loads, "--nodes", 5, "--expert-slots", 3)
     header = next(line for line in table.splitlines() if line.strip().startswith("lost"))
     assert header.split() == ["lost", "best", "mro", "spread", "compact"]
     assert "node 4:" in table
 
 
-def test_plot_writes_a_picture(loads, tmp_path):
+def test_plot_writes_a_png_image(loads, tmp_path):
     picture = tmp_path / "placement.png"
     place("--loads", loads, "--nodes", 4, "--expert-slots", 3, "--plot", picture, "--json")
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert picture.stat().st_size > 10_000
 
 
-def test_too_few_slots_say_what_to_change(loads):
+def test_too_few_slots_are_refused_with_a_remedy(loads):
     message = bad("--loads", loads, "--nodes", 1, "--expert-slots", 3)
     assert message == "4 experts need 4 slots, but 1 node has 3: raise slots to 4 a node, or nodes to 2"
 
@@ -156,7 +156,7 @@ def test_too_few_slots_say_what_to_change(loads):
         ("[" * 100 + "1" + "]" * 100, "not a table"),
     ],
 )
-def test_bad_loads_are_named(tmp_path, text, words):
+def test_invalid_json_loads_are_refused_with_the_reason(tmp_path, text, words):
     path = tmp_path / "loads.json"
     path.write_text(text)
     assert words in bad("--loads", path, "--nodes", 2, "--expert-slots", 3)
@@ -178,14 +178,14 @@ def test_bad_loads_are_named(tmp_path, text, words):
         ("", "holds no layer"),
     ],
 )
-def test_bad_csv_is_named_with_its_line(tmp_path, text, words):
+def test_invalid_csv_loads_are_refused_with_the_reason(tmp_path, text, words):
     path = tmp_path / "loads.csv"
     path.write_text(text)
     assert words in bad("--loads", path, "--nodes", 2, "--expert-slots", 3)
 
 
 @pytest.mark.parametrize("ending", ["csv", "json"])
-def test_a_byte_order_mark_does_no_harm(tmp_path, ending):
+def test_a_byte_order_mark_is_ignored(tmp_path, ending):
     # Spreadsheets write one; it once turned the first line into a header, and layer 0 was lost.
     plain, marked = tmp_path / f"plain.{ending}", tmp_path / f"marked.{ending}"
     text = json.dumps(LOADS) if ending == "json" else "\n".join(",".join(map(str, row)) for row in LOADS)
@@ -195,7 +195,7 @@ def test_a_byte_order_mark_does_no_harm(tmp_path, ending):
     assert place("--loads", marked, *size) == place("--loads", plain, *size)
 
 
-def test_numbers_near_the_end_of_the_range_keep_their_proportions(tmp_path):
+def test_loads_near_the_largest_float_keep_their_proportions(tmp_path):
     small, large = tmp_path / "small.csv", tmp_path / "large.csv"
     small.write_text("3,1,1,1\n")
     large.write_text("1.5e308,5e307,5e307,5e307\n")
@@ -203,7 +203,7 @@ def test_numbers_near_the_end_of_the_range_keep_their_proportions(tmp_path):
     assert place("--loads", large, *size) == place("--loads", small, *size)
 
 
-def test_bad_recordings_are_named(tmp_path):
+def test_invalid_recordings_are_refused_with_the_reason(tmp_path):
     path = tmp_path / "loads.npz"
     np.savez(path, iterations=[1, 11], tokens=np.ones((2, 1, 3), int))
     size = ("--nodes", 2, "--expert-slots", 3)
@@ -229,7 +229,7 @@ def test_bad_recordings_are_named(tmp_path):
     assert "shape (0, 1, 3)" in bad("--loads", path, *size)
 
 
-def test_other_bad_options_are_named(loads, tmp_path):
+def test_other_invalid_options_are_refused_with_the_reason(loads, tmp_path):
     size = ("--loads", loads, "--nodes", 2, "--expert-slots", 3)
     wide = tmp_path / "wide.json"
     wide.write_text(json.dumps([[1] * 4200] * 2))
@@ -253,7 +253,7 @@ def test_other_bad_options_are_named(loads, tmp_path):
     assert "cannot be written" in bad(*size, "--plot", tmp_path / "none" / "x.png")
 
 
-def test_bad_weights_and_racks_are_named(loads, tmp_path):
+def test_invalid_failure_weights_and_racks_are_refused_with_the_reason(loads, tmp_path):
     size = ("--loads", loads, "--nodes", 2, "--expert-slots", 3)
     assert "sum to 0.7" in bad(*size, "--failure-weights", "1:0.5,2:0.2")
     assert "only 2 nodes" in bad(*size, "--failure-weights", "3:1")
@@ -287,7 +287,7 @@ ANY_FILE = st.binary(max_size=60) | st.text(alphabet="019.,-+eE\"'[]{}:\n\r\t\0\
 
 @settings(PROPERTY, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
 @given(data=st.data(), content=ANY_FILE, ending=st.sampled_from([".csv", ".json", ".npz"]))
-def test_whatever_it_is_given_it_answers_or_says_one_line(tmp_path, commands, data, content, ending):
+def test_any_input_gives_a_plan_or_an_error_of_one_line(tmp_path, commands, data, content, ending):
     path = tmp_path / f"any{ending}"
     path.write_bytes(_mangled(data, content) if ending == ".npz" else content)
     number = st.integers(-2, 9).map(str) | st.sampled_from(["", "x", "1,2", "3,,4", "1e3", "5000000000000", "9" * 5000])
@@ -312,7 +312,7 @@ def _mangled(data: st.DataObject, content: bytes) -> bytes:
     return whole[:place_of] + content + whole[place_of + len(content) * data.draw(st.integers(0, 2)) :]
 
 
-def test_survival_against_balance_is_shown_and_chosen(tmp_path):
+def test_pareto_options_are_shown_and_the_balance_weight_selects_one(tmp_path):
     path = tmp_path / "loads.json"
     path.write_text(json.dumps([[9000, 4000, *[50] * 14]]))
     size = ("--loads", path, "--nodes", 10, "--expert-slots", 6)
@@ -332,7 +332,7 @@ def test_survival_against_balance_is_shown_and_chosen(tmp_path):
     assert "balance weight is nan" in bad(*size, "--balance-weight", "nan")
 
 
-def test_nodes_may_fail_at_rates_of_their_own(loads, tmp_path):
+def test_nodes_can_have_different_failure_rates(loads, tmp_path):
     rates, listed = tmp_path / "rates.txt", tmp_path / "rates.json"
     rates.write_text("5\n1\n1\n1\n5\n")
     listed.write_text("[5, 1, 1, 1, 5]")
@@ -363,14 +363,14 @@ def test_nodes_may_fail_at_rates_of_their_own(loads, tmp_path):
         ("1,5,7\n2,6,8\n3,9,9\n", "numbers the layers"),
     ],
 )
-def test_a_column_that_numbers_the_layers_is_not_an_expert(tmp_path: Path, text: str, column: str) -> None:
+def test_a_column_of_layer_numbers_is_refused(tmp_path: Path, text: str, column: str) -> None:
     path = tmp_path / "loads.csv"
     path.write_text(text)
     with pytest.raises(BadInputError, match=f"column 1.*{column}.*leave it out"):
         read_loads(path, None)
 
 
-def test_a_named_first_expert_may_have_loads_that_count_up(tmp_path: Path) -> None:
+def test_ascending_loads_are_accepted_if_the_header_names_the_first_expert(tmp_path: Path) -> None:
     path = tmp_path / "loads.csv"
     path.write_text("e0,e1\n0,5\n1,6\n2,9\n")
     assert read_loads(path, None) == [[0.0, 5.0], [1.0, 6.0], [2.0, 9.0]]

@@ -28,7 +28,7 @@ def run(*words: str) -> str:
     return out
 
 
-def test_it_says_what_is_lost_and_to_what() -> None:
+def test_the_report_shows_the_lost_time_and_its_largest_causes() -> None:
     said = run(*SMALL)
     for words in ("32 nodes; each fails every 8.33 days", "99 % confidence intervals", "ETTR", "goodput", "±"):
         assert words in said
@@ -46,7 +46,7 @@ def test_a_job_whose_restarts_never_make_progress_is_described_fully() -> None:
     assert "Of all time that is lost," in said
 
 
-def test_json_has_every_number_with_its_error_and_every_constant_with_its_source() -> None:
+def test_json_has_confidence_intervals_and_the_source_of_every_constant() -> None:
     printed = json.loads(run(*SMALL, "--set", "recovery.lease_s=5", "--json"))
     for way in ("holdfast", "restarts"):
         for name in ("ettr", "goodput", "failures_per_day", "rollbacks_per_day"):
@@ -61,7 +61,7 @@ def test_the_same_seed_gives_the_same_numbers() -> None:
     assert run(*SMALL) == run(*SMALL) != run(*SMALL, "--seed", "1")
 
 
-def test_scale_shows_all_parts_at_all_sizes() -> None:
+def test_scale_shows_every_part_of_a_recovery_at_every_size() -> None:
     said = run("--scale", "--set", "recovery.groups=gloo")
     rows = [line.split() for line in said.splitlines() if re.match(r"[\d,]+ ", line)]
     assert [int(row[0].replace(",", "")) for row in rows] == list(SIZES)
@@ -71,7 +71,7 @@ def test_scale_shows_all_parts_at_all_sizes() -> None:
         assert row["total_s"] == pytest.approx(sum(row[f"{part}_s"] for part in PARTS))
 
 
-def test_what_is_refused_beside_scale_would_change_nothing_there() -> None:
+def test_keys_refused_with_scale_would_not_change_its_table() -> None:
     shown, changed = make_scale_rows(FleetCase()), 0
     for name, key in keys_of(FleetCase).items():
         if not {name, name.split(".")[0]} & {*OF_NO_EFFECT}:
@@ -82,7 +82,7 @@ def test_what_is_refused_beside_scale_would_change_nothing_there() -> None:
     assert changed > len(OF_NO_EFFECT)
 
 
-def test_a_clusters_file_is_taken_as_it_is_and_options_say_more() -> None:
+def test_a_cluster_file_sets_the_model_and_options_override_it() -> None:
     words = (str(EXAMPLES / "catalina.toml"), "--scale", "--json")
     model = json.loads(run(*words))["model"]
     assert (model["nodes"], model["workers_per_node"], model["rack_nodes"]) == (36864, 2, 36)
@@ -125,7 +125,7 @@ def test_a_clusters_file_is_taken_as_it_is_and_options_say_more() -> None:
         (["no-such.toml"], "no-such.toml: cannot be read: No such file or directory"),
     ],
 )
-def test_bad_input_is_one_line_with_key_value_and_rule(words: list[str], said: str) -> None:
+def test_bad_input_is_reported_in_one_line_with_key_value_and_rule(words: list[str], said: str) -> None:
     code, out, complaint = COMMANDS.run("simulate", *words)
     assert code == EXIT_BAD_INPUT
     assert out == ""
@@ -133,7 +133,7 @@ def test_bad_input_is_one_line_with_key_value_and_rule(words: list[str], said: s
     assert "\n" not in complaint
 
 
-def test_a_file_that_is_no_cluster_is_refused_with_its_name_and_key(tmp_path: Path) -> None:
+def test_an_invalid_cluster_file_is_refused_with_its_name_and_key(tmp_path: Path) -> None:
     text = (EXAMPLES / "catalina.toml").read_text()
     for old, new, said in (
         ("[failures]", "[failurs]", "failurs is not known; the nearest one is failures"),
@@ -147,7 +147,7 @@ def test_a_file_that_is_no_cluster_is_refused_with_its_name_and_key(tmp_path: Pa
         assert (code, complaint) == (EXIT_BAD_INPUT, f"{path}: {said}")
 
 
-def test_the_page_lists_every_constant_with_its_default_and_its_source() -> None:
+def test_the_page_lists_every_constant_with_its_default_and_source() -> None:
     for name, key in keys_of(FleetCase).items():
         (row,) = [row for row in PAGE.splitlines() if row.startswith(f"| `{name}` |")]
         cells = [cell.strip() for cell in row.strip("|").split("|")]
@@ -156,14 +156,14 @@ def test_the_page_lists_every_constant_with_its_default_and_its_source() -> None
 
 
 @pytest.mark.parametrize("groups", ["nccl", "gloo"])
-def test_the_page_shows_the_table_by_size_as_it_is(groups: str) -> None:
+def test_the_page_shows_the_current_table_of_recovery_times_by_size(groups: str) -> None:
     for row in json.loads(run("--scale", "--set", f"recovery.groups={groups}", "--json"))["rows"]:
         numbers = (row[key] for key in ("detected_s", *(f"{part}_s" for part in PARTS), "total_s"))
         cells = [f"{row['nodes']:,} nodes x 8, {groups}", *(f"{number:.3g}" for number in numbers)]
         assert f"| {' | '.join(cells)} |" in PAGE.splitlines()
 
 
-def test_every_constant_is_measured_by_a_command_or_stated() -> None:
+def test_every_constant_has_a_measurement_command_or_a_stated_source() -> None:
     for name, source in default_sources().items():
         measured = source.startswith("measured: ")
         assert measured or re.match(r"stated|the coordinator's$|TrainMover, |Llama 3: |stepfun-ai/", source), name

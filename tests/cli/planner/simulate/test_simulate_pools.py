@@ -68,7 +68,7 @@ def jobs(tmp_path: Path) -> list[str]:
     return words
 
 
-def test_it_compares_policies_on_a_drawn_trace_and_says_what_it_assumes() -> None:
+def test_policies_are_compared_on_a_drawn_trace_with_their_assumptions() -> None:
     said = run("--availability", "trace-a", "--policy", "waf,hit-only,megatron,bamboo")
     assert "10 nodes lost, 33 other failures; 6 jobs" in said
     for name in ("waf", "hit-only", "megatron", "bamboo"):
@@ -81,7 +81,7 @@ def test_the_same_seed_gives_the_same_document() -> None:
     assert run(*words) == run(*words) != run(*words, "--seed", "1")
 
 
-def test_ones_own_trace_and_jobs(trace: Path, jobs: list[str]) -> None:
+def test_policies_are_compared_on_the_users_trace_and_jobs(trace: Path, jobs: list[str]) -> None:
     said = json.loads(run("--availability", str(trace), *jobs, "--policy", "waf,equal", "--json"))
     assert said["trace"]["lost"] == 1  # the last row is the trace's end
     assert (said["trace"]["nodes"], said["trace"]["faults"], said["trace"]["seconds"]) == (3, 1, 36000.0)
@@ -93,7 +93,7 @@ def test_ones_own_trace_and_jobs(trace: Path, jobs: list[str]) -> None:
     assert (longer["trace"]["lost"], longer["trace"]["seconds"]) == (2, 72000.0)
 
 
-def test_a_cluster_says_how_many_nodes_there_can_be(trace: Path, tmp_path: Path, jobs: list[str]) -> None:
+def test_a_trace_with_more_nodes_than_the_cluster_is_refused(trace: Path, tmp_path: Path, jobs: list[str]) -> None:
     cluster = tmp_path / "cluster.toml"
     said = (EXAMPLES / "catalina.toml").read_text()
     for key, value in (("zones", 1), ("racks_per_zone", 1), ("gpus_per_rack", 4), ("gpus_per_tray", 2)):
@@ -116,7 +116,7 @@ def test_a_cluster_says_how_many_nodes_there_can_be(trace: Path, tmp_path: Path,
         ("", "the trace has only a header"),
     ],
 )
-def test_a_bad_trace_is_refused_with_its_line(tmp_path: Path, rows: str, said: str) -> None:
+def test_an_invalid_trace_is_refused_with_its_line_number(tmp_path: Path, rows: str, said: str) -> None:
     path = tmp_path / "bad.csv"
     path.write_text("seconds,event,node\n" + rows)
     assert said in refused("--availability", str(path))
@@ -142,11 +142,11 @@ def test_a_bad_trace_is_refused_with_its_line(tmp_path: Path, rows: str, said: s
         (("--availability", "nowhere.csv"), "the trace nowhere.csv cannot be read"),
     ],
 )
-def test_what_would_mean_nothing_is_refused(words: tuple[str, ...], said: str) -> None:
+def test_options_without_effect_and_invalid_values_are_refused(words: tuple[str, ...], said: str) -> None:
     assert said in refused(*words)
 
 
-def test_a_job_that_says_too_little_is_refused(trace: Path, tmp_path: Path) -> None:
+def test_a_job_without_step_times_or_flop_is_refused(trace: Path, tmp_path: Path) -> None:
     path = tmp_path / "bare.toml"
     path.write_text('name = "bare"\nscript = "train.py"\n')
     assert "pace says nothing of how long a step takes" in refused("--availability", str(trace), "--job", str(path))
@@ -155,7 +155,7 @@ def test_a_job_that_says_too_little_is_refused(trace: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.skipif(not (RECORDED / "spot").is_dir(), reason="the recordings are not there")
-def test_a_recorded_spot_trace_in_which_nodes_come_that_were_never_there() -> None:
+def test_a_recorded_spot_trace_may_add_nodes_later() -> None:
     words = ("--availability", str(RECORDED / "spot" / "bamboo_aws_p3.csv"), "--policy", "waf,hit-only", "--json")
     said = json.loads(run(*words))
     assert said["trace"]["nodes"] < said["trace"]["most_nodes"] == 32

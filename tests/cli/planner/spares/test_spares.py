@@ -42,13 +42,13 @@ def small(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_explains(command: str) -> None:
+def test_the_help_of_each_command_has_usage_and_examples(command: str) -> None:
     text = run(command, "--help")
     assert "Usage" in text
     assert "Examples:" in text
 
 
-def test_plan_json_is_the_evaluation_unrounded() -> None:
+def test_plan_json_has_the_unrounded_evaluation() -> None:
     printed = run_json("plan", EXAMPLE)
     evaluation = evaluate(catalina())
     assert printed["best"] == int(evaluation.best)
@@ -64,7 +64,7 @@ def test_plan_json_is_the_evaluation_unrounded() -> None:
         assert sum(row["losses"].values()) + row["cett"] == pytest.approx(1.0)
 
 
-def test_plan_recommends_in_words(tmp_path: Path) -> None:
+def test_plan_prints_its_recommendation_and_draws_plots(tmp_path: Path) -> None:
     text = run("plan", EXAMPLE, "--plot", str(tmp_path / "plots"))
     for words in ("Best: 72/64", "Runner-up: 72/72", "1.0242 times", "Keep 4 of each zone's 256 blocks idle"):
         assert words in text
@@ -72,7 +72,7 @@ def test_plan_recommends_in_words(tmp_path: Path) -> None:
     assert max(len(line) for line in text.splitlines() if line.count("  ") > 3) <= 80, "tables fit a terminal"
 
 
-def test_plan_says_why_nothing_remains(tmp_path: Path, small: str) -> None:
+def test_plan_gives_the_reason_if_no_strategy_has_goodput(tmp_path: Path, small: str) -> None:
     path = tmp_path / "hopeless.toml"
     text = Path(small).read_text()
     path.write_text(text.replace("= 20_000\nmtbf_rack", "= 0.5\nmtbf_rack").replace("= 10_000", "= 0.1"))
@@ -82,7 +82,7 @@ def test_plan_says_why_nothing_remains(tmp_path: Path, small: str) -> None:
         assert row["no_goodput_reason"]
 
 
-def test_each_picture_has_a_title(small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_plot_has_a_title(small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     titles: dict[str, str] = {}
 
     def note(figure: Any, directory: Path, name: str) -> Path:
@@ -96,7 +96,7 @@ def test_each_picture_has_a_title(small: str, tmp_path: Path, monkeypatch: pytes
     assert all(titles.values())
 
 
-def test_map_shows_the_plane(tmp_path: Path) -> None:
+def test_map_shows_the_best_strategy_over_mtbf_and_mttr(tmp_path: Path) -> None:
     arguments = ("map", EXAMPLE, "--points", "9", "--mtbf", "1:1e5", "--plot", str(tmp_path))
     maps = run_json(*arguments)
     assert len(maps) == 4
@@ -117,7 +117,7 @@ def test_validate_compares_simulation_and_closed_form(small: str) -> None:
     assert "closed-form values lie within" in text
 
 
-def test_fit_reports_trace_and_consequence(small: str, tmp_path: Path) -> None:
+def test_fit_reports_the_trace_and_the_recommended_strategy(small: str, tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     rows = [f"{at * 40000 + at % 3},{at * 40000 + at % 3 + 3600 * (1 + at % 7)},n{at % 20}" for at in range(200)]
     trace.write_text("start_s,end_s,node\n" + "\n".join(rows) + "\n")
@@ -135,7 +135,7 @@ def test_fit_reports_trace_and_consequence(small: str, tmp_path: Path) -> None:
     assert "The closed form recommends" in text
 
 
-def test_plan_says_how_many_pay() -> None:
+def test_plan_recommends_the_number_of_standbys_with_most_goodput() -> None:
     printed = run_json("plan", EXAMPLE)["standbys"]
     goodput = {plan["standbys"]: plan["goodput_nodes"] for plan in printed["plans"]}
     assert goodput[printed["best"]] == max(goodput.values())
@@ -143,7 +143,7 @@ def test_plan_says_how_many_pay() -> None:
     assert "No standby pays" in run("plan", EXAMPLE, "--down-with", "60", "--down-without", "60")
 
 
-def test_a_cluster_that_no_standby_saves_is_called_so(tmp_path: Path) -> None:
+def test_a_cluster_unusable_with_any_number_of_standbys_is_reported(tmp_path: Path) -> None:
     """The output once was "26,176 standbys, 1161.43 % more goodput"."""
     hopeless = tmp_path / "hopeless.toml"
     text = Path(EXAMPLE).read_text()
@@ -156,7 +156,7 @@ def test_a_cluster_that_no_standby_saves_is_called_so(tmp_path: Path) -> None:
     assert not run_json("plan", EXAMPLE)["standbys"]["hopeless"]
 
 
-def test_fit_counts_node_failures_as_those_of_trays(small: str, tmp_path: Path) -> None:
+def test_fit_counts_node_failures_as_tray_failures(small: str, tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     starts = [at * 40_000 + at * 37 % 101 * 60 for at in range(1, 200)]
     rows = [f"{start},{start + 3600 + 60 * (at % 7)},n{at % 20}" for at, start in enumerate(starts)]
@@ -171,7 +171,7 @@ def test_fit_counts_node_failures_as_those_of_trays(small: str, tmp_path: Path) 
     assert all_racks["fit"] == pytest.approx(199.0)
 
 
-def test_a_node_is_not_larger_than_a_rack(tmp_path: Path) -> None:
+def test_a_node_larger_than_a_rack_is_refused(tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text("start_s,end_s,node\n0,3600,a\n7200,14400,b\n")
     result = CliRunner().invoke(app, ["spares", "fit", str(trace), "--nodes", "9", "--node-gpus", "73"])
@@ -179,7 +179,7 @@ def test_a_node_is_not_larger_than_a_rack(tmp_path: Path) -> None:
     assert result.exit_code != 0
 
 
-def test_plan_compares_periods() -> None:
+def test_plan_compares_checkpoint_periods() -> None:
     printed = run_json("plan", EXAMPLE)["checkpoint"]
     frozen = {row["method"]: row["gamma_frozen"] for row in printed["periods"]}
     assert min(frozen, key=frozen.__getitem__) == "best, clock frozen"
@@ -213,7 +213,7 @@ def test_plan_compares_periods() -> None:
         (("plan", EXAMPLE, "--plot", "/dev/null/x"), "--plot /dev/null/x: cannot be written"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(
+def test_bad_input_is_reported_in_one_line_with_exit_code_2(
     arguments: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["holdfast", "spares", *arguments])
@@ -225,7 +225,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert message in errors[0]
 
 
-def test_validate_refuses_what_cannot_be_simulated(tmp_path: Path) -> None:
+def test_validate_refuses_a_recovery_scheme_it_cannot_simulate(tmp_path: Path) -> None:
     path = tmp_path / "elastic.toml"
     scheme = 'scheme = "elastic"\ndown_seconds = 60  #'
     path.write_text(Path(EXAMPLE).read_text().replace('scheme = "synchronous"', scheme))
@@ -233,7 +233,7 @@ def test_validate_refuses_what_cannot_be_simulated(tmp_path: Path) -> None:
         run("validate", str(path))
 
 
-def test_matplotlib_is_imported_only_to_draw() -> None:
+def test_importing_the_command_line_does_not_import_matplotlib() -> None:
     import subprocess
 
     code = "import sys, holdfast.cli; sys.exit('matplotlib' in sys.modules)"

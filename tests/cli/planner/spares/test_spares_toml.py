@@ -47,11 +47,11 @@ def read(tmp_path: Path, text: str):
     return read_case(path)
 
 
-def test_the_example_is_the_papers_case() -> None:
+def test_the_example_file_matches_the_papers_case() -> None:
     assert read_case(EXAMPLE).case == catalina()
 
 
-def test_defaults(tmp_path: Path) -> None:
+def test_missing_options_have_their_defaults(tmp_path: Path) -> None:
     case = read(tmp_path, MINIMAL).case
     assert case.failures.repair_chain is RepairChain.TOGETHER
     assert case.failures.rack_failures is RackFailures.PER_BLOCK
@@ -60,7 +60,7 @@ def test_defaults(tmp_path: Path) -> None:
     assert isinstance(case.recovery, Synchronous)
 
 
-def test_every_option(tmp_path: Path) -> None:
+def test_every_option_is_read(tmp_path: Path) -> None:
     text = MINIMAL.replace(
         "mttr_hours = 10", 'mttr_hours = 10\nrepair_chain = "individual"\nrack_failures = "per_rack"'
     )
@@ -79,7 +79,7 @@ def test_every_option(tmp_path: Path) -> None:
     assert case.strategies[0].spare_blocks == 2
 
 
-def test_elastic_needs_no_checkpoint(tmp_path: Path) -> None:
+def test_elastic_recovery_needs_no_checkpoint_section(tmp_path: Path) -> None:
     start, end = MINIMAL.index("[checkpoint]"), MINIMAL.index("[[strategy]]")
     text = MINIMAL[:start] + '[recovery]\nscheme = "elastic"\ndown_seconds = 30\n' + MINIMAL[end:]
     assert read(tmp_path, text).case.recovery == Elastic(down_seconds=30.0)
@@ -161,7 +161,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("good", "bad", "message"), WRONG, ids=[str(index) for index in range(len(WRONG))])
-def test_bad_input_is_one_line_that_names_key_and_rule(tmp_path: Path, good: str, bad: str, message: str) -> None:
+def test_bad_input_is_reported_in_one_line_with_key_and_rule(tmp_path: Path, good: str, bad: str, message: str) -> None:
     assert good in MINIMAL
     with pytest.raises(BadInputError, match=message) as error:
         read(tmp_path, MINIMAL.replace(good, bad, 1))
@@ -169,7 +169,7 @@ def test_bad_input_is_one_line_that_names_key_and_rule(tmp_path: Path, good: str
     assert str(error.value).startswith(str(tmp_path / "cluster.toml"))
 
 
-def test_no_strategy_and_no_checkpoint_and_no_file(tmp_path: Path) -> None:
+def test_a_missing_strategy_checkpoint_or_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match=r"at least one \[\[strategy\]\]"):
         read(tmp_path, MINIMAL[: MINIMAL.index("[[strategy]]")])
     start, end = MINIMAL.index("[checkpoint]"), MINIMAL.index("[[strategy]]")
@@ -179,7 +179,7 @@ def test_no_strategy_and_no_checkpoint_and_no_file(tmp_path: Path) -> None:
         read_case(tmp_path / "none.toml")
 
 
-def test_a_byte_order_mark_does_no_harm(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_ignored(tmp_path: Path) -> None:
     assert read(tmp_path, "\ufeff" + MINIMAL).case == read(tmp_path, MINIMAL).case
 
 
@@ -235,7 +235,7 @@ def files(draw: st.DrawFn) -> str:
     derandomize=True, deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(text=files() | st.text(max_size=40), command=st.sampled_from(["plan", "map"]))
-def test_whatever_it_is_given_it_answers_or_says_one_line(
+def test_any_input_succeeds_or_is_refused_in_one_line(
     tmp_path: Path, commands: BuiltCommands, text: str, command: str
 ) -> None:
     path = tmp_path / "any.toml"

@@ -24,7 +24,7 @@ def read(path: Path, text: str, **options):
     return read_trace(path, **{"nodes": None, "hours": None, "system": None, "merge_overlaps": False, **options})
 
 
-def test_outages(tmp_path: Path) -> None:
+def test_a_trace_of_outages_is_read(tmp_path: Path) -> None:
     text = "start_s,end_s,node\n0,3600,a\n7200,14400,b\n"
     trace = read(tmp_path / "t.csv", text, nodes=10)
     assert trace.nodes == 10
@@ -34,7 +34,7 @@ def test_outages(tmp_path: Path) -> None:
     assert trace.node_hours_up == 40.0 - 3.0
 
 
-def test_times_since_1970_begin_at_the_first_event(tmp_path: Path) -> None:
+def test_a_trace_with_unix_times_begins_at_its_first_event(tmp_path: Path) -> None:
     """Such a log of half a year once counted as 54 years without a failure."""
     at = 1_700_000_000
     text = f"start_s,end_s,node\n{at},{at + 3600},a\n{at + 7200},{at + 14400},b\n"
@@ -55,7 +55,7 @@ def test_times_since_1970_begin_at_the_first_event(tmp_path: Path) -> None:
     assert written.ended.tolist() == [True, False], "an empty end: the repair has not ended"
 
 
-def test_a_log_by_its_own_clock_begins_where_it_is_told_to(tmp_path: Path) -> None:
+def test_a_trace_with_relative_times_begins_at_the_given_time(tmp_path: Path) -> None:
     text = "start_s,end_s,node\n7200,10800,a\n14400,18000,b\n"
     assert read(tmp_path / "t.csv", text, nodes=2).span_hours == 3.0
     trace = read(tmp_path / "t.csv", text, nodes=2, since="0")
@@ -69,7 +69,7 @@ def test_a_log_by_its_own_clock_begins_where_it_is_told_to(tmp_path: Path) -> No
             read(tmp_path / "t.csv", text, nodes=2, since=since)
 
 
-def test_columns_of_other_names_racks_and_scopes(tmp_path: Path) -> None:
+def test_columns_can_be_renamed_and_give_racks_and_scopes(tmp_path: Path) -> None:
     text = "host,from,to,rack,what\na,0,60,r1,node\nb,30,90,r1,rack\nc,7200,7300,r2,node\n"
     columns = ("node=host", "start=from", "end=to")
     trace = read(tmp_path / "t.csv", text, nodes=3, columns=columns)
@@ -91,7 +91,7 @@ def test_columns_of_other_names_racks_and_scopes(tmp_path: Path) -> None:
         read(tmp_path / "t.csv", "seconds,event,node\n0,add,a\n", nodes=2, columns=("node=node",))
 
 
-def test_events_with_a_repair_cut_off_by_the_end(tmp_path: Path) -> None:
+def test_a_trace_of_events_with_unfinished_repairs_is_read(tmp_path: Path) -> None:
     text = "seconds,event,node\n0,add,a\n0,add,b\n3600,remove,a\n7200,add,a\n10800,remove,b\n18000,remove,a\n"
     trace = read(tmp_path / "t.csv", text)
     assert trace.nodes == 2
@@ -100,7 +100,7 @@ def test_events_with_a_repair_cut_off_by_the_end(tmp_path: Path) -> None:
     assert trace.node_hours_up == 10.0 - 1.0 - 2.0
 
 
-def test_one_of_several_systems_gzipped(tmp_path: Path) -> None:
+def test_one_system_of_a_gzipped_trace_is_selected(tmp_path: Path) -> None:
     text = "start_s_since_1996,system,node,system_nodes,repair_min\n-3600,1,0,8,60\n0,2,0,4,60\n3600,2,1,4,120\n"
     path = tmp_path / "t.csv.gz"
     path.write_bytes(gzip.compress(text.encode()))
@@ -134,14 +134,14 @@ def test_one_of_several_systems_gzipped(tmp_path: Path) -> None:
         ("seconds,event,node\n0,add,a\n5,remove,a\n", "1 failures, and 2 are the least"),
     ],
 )
-def test_bad_traces(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_traces_are_refused_in_one_line(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(BadInputError, match=message) as error:
         read(tmp_path / "t.csv", text)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("cut", [slice(0, -12), slice(0, 20)])
-def test_a_gzipped_trace_that_is_damaged(tmp_path: Path, cut: slice) -> None:
+def test_a_damaged_gzipped_trace_is_refused(tmp_path: Path, cut: slice) -> None:
     path = tmp_path / "t.csv.gz"
     whole = gzip.compress(b"start_s,end_s,node\n0,3600,a\n7200,14400,b\n" * 10)
     path.write_bytes(whole[cut] + b"\xff" * 40)
@@ -149,7 +149,7 @@ def test_a_gzipped_trace_that_is_damaged(tmp_path: Path, cut: slice) -> None:
         read_trace(path, nodes=2, hours=None, system=None, merge_overlaps=False)
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_not_part_of_the_first_column(tmp_path: Path) -> None:
     trace = read(tmp_path / "t.csv", "\ufeffstart_s,end_s,node\n0,3600,a\n7200,14400,b\n", nodes=10)
     assert trace.start_hours.tolist() == [0.0, 2.0]
 
@@ -161,12 +161,14 @@ def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path: Path) -> Non
         ({"nodes": 2, "hours": 1e15}, "span_hours = 1e[+]15: must be at most 1,000,000"),
     ],
 )
-def test_numbers_that_no_observation_has(tmp_path: Path, options: dict[str, float], message: str) -> None:
+def test_implausible_numbers_of_nodes_and_hours_are_refused(
+    tmp_path: Path, options: dict[str, float], message: str
+) -> None:
     with pytest.raises(BadInputError, match=message):
         read(tmp_path / "t.csv", "start_s,end_s,node\n0,3600,a\n7200,14400,b\n", **options)
 
 
-def test_unsorted_and_overlapping_unless_merged(tmp_path: Path) -> None:
+def test_unsorted_and_unmerged_overlapping_outages_are_refused(tmp_path: Path) -> None:
     unsorted = "start_s,end_s,node\n7200,14400,b\n0,3600,a\n"
     with pytest.raises(BadInputError, match=r"line 3: .*sort by start"):
         read(tmp_path / "t.csv", unsorted, nodes=2)
@@ -177,7 +179,7 @@ def test_unsorted_and_overlapping_unless_merged(tmp_path: Path) -> None:
     assert trace.repair_hours.tolist() == pytest.approx([3.0, 1 / 3600])
 
 
-def test_a_system_is_refused_where_there_are_none(tmp_path: Path) -> None:
+def test_a_system_is_refused_if_the_trace_has_no_systems(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match="no column system"):
         read(tmp_path / "t.csv", "start_s,end_s,node\n0,1,a\n", system=3)
 
@@ -189,7 +191,7 @@ def real(name: str) -> Path:
     return path
 
 
-def test_real_accelerator_servers_are_bursty_with_heavy_tailed_repairs() -> None:
+def test_real_accelerator_failures_are_bursty_with_heavy_tailed_repairs() -> None:
     path = real("stepfun_infinitehbd_faults.csv")
     with pytest.raises(BadInputError, match=r"line 405: .*overlaps .* line 317"):
         read_trace(path, nodes=400, hours=None, system=None, merge_overlaps=False)
@@ -204,7 +206,7 @@ def test_real_accelerator_servers_are_bursty_with_heavy_tailed_repairs() -> None
     assert fit.weekly_dispersion > 2
 
 
-def test_real_events_and_outages_tell_the_same() -> None:
+def test_real_events_and_outages_give_the_same_repair_times() -> None:
     outages = read_trace(
         real("stepfun_infinitehbd_faults.csv"), nodes=400, hours=None, system=None, merge_overlaps=True
     )
@@ -217,7 +219,7 @@ def test_real_events_and_outages_tell_the_same() -> None:
     np.testing.assert_allclose(np.sort(events.repair_hours), np.sort(outages.repair_hours[longer]), atol=1e-3)
 
 
-def test_real_hpc_system() -> None:
+def test_repairs_of_a_real_hpc_system_fit_a_lognormal_best() -> None:
     trace = read_trace(real("lanl_1996_2005.csv.gz"), nodes=None, hours=None, system=18, merge_overlaps=True)
     fit = fit_trace(trace)
     assert fit.nodes == 1024
@@ -225,7 +227,7 @@ def test_real_hpc_system() -> None:
     assert fit.repairs.lognormal_aic < fit.repairs.weibull_aic < 0
 
 
-def test_a_real_hpc_system_has_as_many_interruptions_in_the_fit_as_in_the_log() -> None:
+def test_the_fit_of_a_real_hpc_system_keeps_its_interruptions() -> None:
     """Only 35 % of them once remained, because a third of the node failures counted as rack failures."""
     trace = read_trace(real("lanl_1996_2005.csv.gz"), nodes=None, hours=None, system=20, merge_overlaps=True)
     found, case = count_interruptions(trace), catalina()
