@@ -138,12 +138,12 @@ def _base_modules() -> set[str]:
         base = {stem: path for stem, path in base.items() if stem not in bad}
 
 
-def test_the_base_is_where_it_belongs() -> None:
+def test_base_modules_import_only_each_other() -> None:
     assert _base_modules() >= BASE
 
 
 @pytest.mark.parametrize("package", sorted(OUTSIDE))
-def test_only_named_dependencies(package: str) -> None:
+def test_packages_import_only_listed_dependencies(package: str) -> None:
     for path in files():
         for name in imports(path) if package_of(path) == package else ():
             top = name.split(".")[0]
@@ -151,11 +151,11 @@ def test_only_named_dependencies(package: str) -> None:
             assert known or top in OUTSIDE[package], f"{path.relative_to(SOURCE)} imports {name}"
 
 
-def test_dependencies_are_named_for_every_package() -> None:
+def test_dependencies_are_listed_for_every_package() -> None:
     assert OUTSIDE.keys() == MAY_IMPORT.keys() | {""}
 
 
-def test_only_named_files_import_modules_by_name() -> None:
+def test_only_listed_files_import_modules_by_name() -> None:
     """The other tests here read import statements, so `importlib.import_module` would bypass them."""
     found = set()
     for path in files():
@@ -166,14 +166,14 @@ def test_only_named_files_import_modules_by_name() -> None:
     assert found == IMPORT_BY_NAME
 
 
-def test_torch_is_only_in_runtime() -> None:
+def test_torch_is_imported_only_in_runtime_and_integrations() -> None:
     for path in files():
         if package_of(path) not in ("runtime", "integrations"):
             torch = [name for name in imports(path) if name.split(".")[0] == "torch" and package_of(path)]
             assert not torch, f"{path.relative_to(SOURCE)} imports torch"
 
 
-def test_triton_waits_until_a_gpu_asks_for_it() -> None:
+def test_triton_is_not_imported_at_the_top_level() -> None:
     """Only Triton's own files import it, and no module imports those files at the top level."""
     for path in files():
         if not path.stem.startswith("triton_"):
@@ -190,7 +190,7 @@ def _names(node: ast.stmt) -> Iterator[str]:
         yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def test_importing_leaves_torch_out() -> None:
+def test_torch_free_packages_do_not_load_torch() -> None:
     """A fresh process imports every module except runtime's, and checks for torch after each package."""
     packages = {"": ["holdfast"]} | {package: list(_modules(package)) for package in WITHOUT_TORCH}
     code = (
@@ -221,7 +221,7 @@ def test_coordination_does_no_io_and_reads_no_clock() -> None:
         assert not called, f"{path.relative_to(SOURCE)} calls {called}"
 
 
-def test_packages_do_not_import_each_other_in_circles() -> None:
+def test_packages_have_no_import_cycles() -> None:
     """For each package at any depth, its modules and subpackages have an order without forward imports.
 
     This includes function bodies and imports for types. A package's own `__init__` counts as a module: it may import
@@ -273,7 +273,7 @@ def test_no_private_name_is_imported() -> None:
     assert private == []
 
 
-def test_everything_in_the_wheel_can_be_reached() -> None:
+def test_every_module_in_the_wheel_is_reachable() -> None:
     """Reachable from the commands, `import holdfast`, the integrations, and modules run by name (`python -m`).
 
     `holdfast examples copy` writes the examples, so their imports count as well.
@@ -311,12 +311,12 @@ def _imported_modules(path: Path, modules: set[str]) -> Iterator[str]:
             yield from (name if name in modules else node.module for name in whole)
 
 
-def test_every_folder_says_what_it_is_for() -> None:
+def test_every_package_has_a_docstring() -> None:
     for folder in {path.parent for path in files()}:
         assert ast.get_docstring(parsed(folder / "__init__.py")), f"{folder} does not"
 
 
-def test_package_docstrings_name_only_what_exists() -> None:
+def test_package_docstrings_name_only_existing_files_and_names() -> None:
     known = {"holdfast", *EVENTS} | {name for path in files() for name in _defined_names(path)}
     for path in files():
         if path.name == "__init__.py":
@@ -335,7 +335,7 @@ def _defined_names(path: Path) -> Iterator[str]:
             yield node.id
 
 
-def test_the_map_names_only_files_that_exist() -> None:
+def test_the_architecture_map_names_only_existing_files() -> None:
     """A name after `::` must occur in that file."""
     known = [*files(), *(ROOT / "tests").rglob("*.py")]
     for page in ("docs/architecture.md", "CONTRIBUTING.md"):
@@ -344,21 +344,21 @@ def test_the_map_names_only_files_that_exist() -> None:
             assert any(not name or name in _defined_names(path) for path in found), f"{page}: {named} {name}"
 
 
-def test_all_pages_name_only_files_that_exist() -> None:
+def test_all_pages_name_only_existing_files() -> None:
     for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.md")):
         named = re.findall(r"(?<![\w/.-])(?:src|tests|benchmarks|examples|docs)/[\w/.-]+\.\w+", page.read_text())
         missing = {name for name in named if not (ROOT / name).exists()} - {"tests/FOLDER/test_NAME.py"}
         assert not missing, f"{page.name} names {missing}"
 
 
-def test_the_map_names_only_folders_that_exist() -> None:
+def test_the_architecture_map_names_only_existing_folders() -> None:
     for page in ("docs/architecture.md", "CONTRIBUTING.md"):
         for named in re.findall(r"`(\w+(?:/\w+)*/?)`", (ROOT / page).read_text()):
             if named.split("/")[0] in MAY_IMPORT.keys() | {"tests", "src"} and "/" in named:
                 assert any((root / named).is_dir() for root in (SOURCE, ROOT)), f"{page}: {named}"
 
 
-def test_the_map_names_every_folder_with_its_modules() -> None:
+def test_the_architecture_map_lists_every_folder_with_its_modules() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
     rows = {
         name: set(modules.split(", "))
@@ -376,7 +376,7 @@ def test_the_map_names_every_folder_with_its_modules() -> None:
         assert rows[str(folder.relative_to(SOURCE))] == names
 
 
-def test_the_map_has_the_table_of_allowed_imports() -> None:
+def test_the_architecture_map_has_the_table_of_allowed_imports() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
     rows = re.findall(r"^\| (`.*`) \| (.*) \|$", page[: page.index("## The packages")], re.MULTILINE)
     table = {name: allowed for names, allowed in rows for name in re.findall(r"`(\w+)`", names)}
@@ -388,13 +388,13 @@ def test_the_map_has_the_table_of_allowed_imports() -> None:
         assert {one.replace("/", ".") for one in re.findall(r"`([\w/]+)`", allowed)} == MAY_IMPORT[name], name
 
 
-def test_no_two_files_of_tests_share_a_name() -> None:
+def test_test_files_have_unique_names() -> None:
     """pytest imports test files by name: two equal names work alone, but not in one run."""
     names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
     assert [name for name, times in names.items() if times > 1] == []
 
 
-def test_types_are_checked_strictly_everywhere() -> None:
+def test_pyright_is_strict_in_all_checked_folders() -> None:
     """`make types`, which .ci/run calls, uses these settings; a comment may silence one rule on one line."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pyright"]
     assert settings["typeCheckingMode"] == "strict"
@@ -406,13 +406,13 @@ def test_types_are_checked_strictly_everywhere() -> None:
     assert not softened
 
 
-def test_a_whole_file_is_excused_from_strict_types_only_where_a_library_has_none() -> None:
+def test_only_listed_files_relax_the_type_checks() -> None:
     checked = [path for folder in CHECKED for path in (ROOT / folder).rglob("*.py")]
     comments = {path.name for path in checked if "\n# pyright: " in path.read_text()}
     assert comments == {"solvers.py", "triton_jit.py", "triton_kernels.py"}
 
 
-def test_axes_are_written_one_way() -> None:
+def test_tensor_axes_are_written_in_one_style() -> None:
     """Write `(L, E)`, not `[L, E]`, and quote names with backticks, not with stars."""
     other = re.compile(r"`\[(?:[A-Z]|\.\.\.)(?:, |\]| [+-] )|(?<![\w*`)\]])\*[a-z_]+\*(?![\w*])")
     found = [

@@ -8,7 +8,7 @@ from places import BENCHMARKS
 from warm_start import run_warm
 
 
-def test_every_benchmark_says_how_it_is_used(warm_torch: str) -> None:
+def test_every_benchmark_prints_its_usage(warm_torch: str) -> None:
     scripts = [path for path in sorted(BENCHMARKS.rglob("*.py")) if 'if __name__ == "__main__":' in path.read_text()]
     helps = {script.name: run_warm(warm_torch, script, "--help") for script in scripts}
     assert len(helps) > 20

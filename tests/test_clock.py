@@ -10,7 +10,7 @@ from holdfast.clock import MARK_S, until_mark
 
 
 @given(st.floats(0.0, 4e9), st.floats(2 * MARK_S, 60.0))
-def test_a_wait_ends_on_a_mark_and_is_never_longer_than_was_asked(now: float, within_s: float) -> None:
+def test_a_wait_ends_on_a_mark_and_is_never_longer_than_requested(now: float, within_s: float) -> None:
     wait_s = until_mark(now, within_s)
     assert within_s - MARK_S - 1e-5 < wait_s <= within_s
     marks = (now + wait_s) / MARK_S
@@ -18,11 +18,11 @@ def test_a_wait_ends_on_a_mark_and_is_never_longer_than_was_asked(now: float, wi
 
 
 @given(st.floats(0.0, 4e9), st.floats(0.0, 2 * MARK_S, exclude_max=True))
-def test_what_is_done_more_often_than_that_waits_as_it_is(now: float, within_s: float) -> None:
+def test_short_waits_are_not_aligned_to_marks(now: float, within_s: float) -> None:
     assert until_mark(now, within_s) == within_s
 
 
-def test_on_a_mark_the_whole_time_is_waited_so_that_nothing_is_done_more_often() -> None:
+def test_a_wait_that_starts_on_a_mark_is_not_shortened() -> None:
     now = 1_700_000_000.0
     for _ in range(1000):
         before, now = now, now + until_mark(now, 0.5) + 1e-4  # Timers are always slightly late.

@@ -29,7 +29,7 @@ def counted(time: Time) -> CountedLog:
     return CountedLog(LOG, time, interval_s=10.0)
 
 
-def test_the_first_is_said_and_those_after_it_are_counted(
+def test_the_first_message_is_logged_and_later_ones_are_counted(
     counted: CountedLog, time: Time, caplog: pytest.LogCaptureFixture
 ) -> None:
     for number in range(50):
@@ -46,14 +46,16 @@ def test_the_first_is_said_and_those_after_it_are_counted(
     assert caplog.messages[2:] == ["1 more like this in 15 s, the last: dropped 50"]
 
 
-def test_what_has_stopped_is_forgotten(counted: CountedLog, time: Time, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_message_after_a_quiet_interval_is_logged_again(
+    counted: CountedLog, time: Time, caplog: pytest.LogCaptureFixture
+) -> None:
     counted.warn("a", "dropped")
     time.now += 10.0
     counted.warn("a", "dropped again")
     assert caplog.messages == ["dropped", "dropped again"]
 
 
-def test_each_kind_is_counted_for_itself(counted: CountedLog, caplog: pytest.LogCaptureFixture) -> None:
+def test_each_kind_of_message_is_counted_separately(counted: CountedLog, caplog: pytest.LogCaptureFixture) -> None:
     for kind in ("a", "b", "a", "b", "a"):
         counted.warn(kind, f"{kind} dropped")
     counted.flush(everything=True)
@@ -65,7 +67,9 @@ def test_each_kind_is_counted_for_itself(counted: CountedLog, caplog: pytest.Log
     ]
 
 
-def test_a_thousand_kinds_are_few_lines(counted: CountedLog, time: Time, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_thousand_kinds_of_messages_give_few_log_lines(
+    counted: CountedLog, time: Time, caplog: pytest.LogCaptureFixture
+) -> None:
     for number in range(1000):
         counted.warn(f"10.0.{number}", "dropped")
     assert len(caplog.messages) == MAX_KINDS + 1
@@ -74,7 +78,7 @@ def test_a_thousand_kinds_are_few_lines(counted: CountedLog, time: Time, caplog:
     assert caplog.messages[-1] == f"{1000 - MAX_KINDS - 1} more like this in 10 s, the last: dropped"
 
 
-def test_a_librarys_records_are_counted_by_their_format(
+def test_log_records_of_a_library_are_counted_by_their_format(
     counted: CountedLog, time: Time, caplog: pytest.LogCaptureFixture
 ) -> None:
     library = logging.getLogger("holdfast.test_counted_log.library")

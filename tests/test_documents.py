@@ -52,7 +52,7 @@ def test_keys_are_the_paths_of_fields() -> None:
     assert keys["kind"].choices == ("tall", "small")
 
 
-def test_what_is_not_given_has_its_default() -> None:
+def test_missing_keys_have_their_defaults() -> None:
     assert build_struct(Outer, {}) == Outer()
 
 
@@ -66,7 +66,7 @@ def test_what_is_not_given_has_its_default() -> None:
         ("words", '["a", "b c"]', ("a", "b c")),
     ],
 )
-def test_text_is_read_as_its_key_is_declared(key: str, text: str, value: object) -> None:
+def test_text_is_parsed_by_the_type_of_its_key(key: str, text: str, value: object) -> None:
     assert getattr(build_struct(Outer, options_with(key, text)), key) == value
 
 
@@ -91,7 +91,7 @@ def test_text_is_read_as_its_key_is_declared(key: str, text: str, value: object)
         ("inner.every", "5\nname = 1", "--inner.every is '5\\nname = 1': it must be a whole number from 1 to 9"),
     ],
 )
-def test_a_bad_value_is_said_with_its_rule(key: str, text: str, complaint: str) -> None:
+def test_a_bad_value_is_reported_with_the_expected_type_and_range(key: str, text: str, complaint: str) -> None:
     with pytest.raises(BadInputError) as caught:
         build_struct(Outer, options_with(key, text))
     assert complaint in str(caught.value)
@@ -105,7 +105,7 @@ def test_a_file_is_read_with_its_sections(tmp_path: Path) -> None:
     assert build_struct(Outer, absolute).inner == Inner(wait=5.0, place="/there")
 
 
-def test_what_comes_later_wins(tmp_path: Path) -> None:
+def test_later_values_take_precedence(tmp_path: Path) -> None:
     given = read_toml(file(tmp_path, "[inner]\nevery = 2\n"), Outer) | options_with("inner.every", "7")
     assert build_struct(Outer, given).inner.every == 7
 
@@ -132,7 +132,7 @@ def test_what_comes_later_wins(tmp_path: Path) -> None:
     ],
     ids=range(16),
 )
-def test_a_bad_file_is_one_line_that_names_it(text: str, complaint: str, tmp_path: Path) -> None:
+def test_a_bad_file_is_reported_by_name_in_one_line(text: str, complaint: str, tmp_path: Path) -> None:
     path = file(tmp_path, text)
     with pytest.raises(BadInputError) as caught:
         build_struct(Outer, read_toml(path, Outer))
@@ -142,7 +142,7 @@ def test_a_bad_file_is_one_line_that_names_it(text: str, complaint: str, tmp_pat
     assert message.isprintable()
 
 
-def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match=r"none\.toml: cannot be read: No such file"):
         read_toml(tmp_path / "none.toml", Outer)
     path = tmp_path / "bytes.toml"
@@ -151,11 +151,11 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         read_toml(path, Outer)
 
 
-def test_a_known_key_is_no_complaint() -> None:
+def test_a_known_key_is_accepted() -> None:
     check_known("name", keys_of(Outer), "name")
 
 
-def test_a_pipe_is_read_to_its_end_and_nobody_waits_for_one_that_is_not_written_to(tmp_path: Path) -> None:
+def test_a_pipe_is_read_to_its_end_and_a_pipe_without_a_writer_is_empty(tmp_path: Path) -> None:
     """The shell makes a pipe of `<(command)`; a pipe without a writer must not block forever."""
     path = tmp_path / "pipe"
     os.mkfifo(path)
@@ -170,6 +170,6 @@ def test_a_pipe_is_read_to_its_end_and_nobody_waits_for_one_that_is_not_written_
 
 
 @pytest.mark.parametrize("device", ["/dev/zero", "/dev/null"])
-def test_a_device_is_no_file(device: str) -> None:
+def test_a_device_is_refused(device: str) -> None:
     with pytest.raises(BadInputError, match=f"^{device}: cannot be read: it is a device: give a file$"):
         load_toml(Path(device))

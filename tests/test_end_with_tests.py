@@ -20,7 +20,7 @@ DEADLINE_S = 60.0
 INNER = """
 import subprocess, sys, time
 
-def test_it():
+def test_a_child_that_never_ends():
     deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
     child = subprocess.Popen([sys.executable, "-c", deaf], start_new_session=True)
     print("pid", child.pid, flush=True)
@@ -46,7 +46,7 @@ def is_alive(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_processes_end_with_the_tests(tmp_path: Path, how: signal.Signals) -> None:
+def test_processes_of_a_test_run_end_when_pytest_is_interrupted_or_killed(tmp_path: Path, how: signal.Signals) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_inner.py").write_text(INNER)
     environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
@@ -65,6 +65,6 @@ def test_processes_end_with_the_tests(tmp_path: Path, how: signal.Signals) -> No
         time.sleep(0.05)
 
 
-def test_all_processes_of_one_run_have_one_guard() -> None:
+def test_all_processes_of_one_run_share_one_guard() -> None:
     assert VARIABLE in os.environ, "conftest.py must have started the guard"
     assert end_with_tests.start_guard() is None

@@ -131,11 +131,11 @@ COMMON = {"time", "job", "term", "generation", "seq"}
 
 
 @pytest.mark.parametrize("name", [*CONTRACT, *(KINDS.keys() - CONTRACT.keys())])
-def test_the_contract_holds_and_names_every_event_and_field(name: str) -> None:
+def test_every_event_has_exactly_the_fields_of_the_contract(name: str) -> None:
     assert set(KINDS[name].__struct_fields__) == CONTRACT[name] | COMMON
 
 
-def test_the_page_names_the_events_and_their_fields_and_no_other() -> None:
+def test_the_events_page_lists_exactly_the_events_and_their_fields() -> None:
     page = (ROOT / "docs" / "events.md").read_text().split("\n## ")[0]
     rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]*) \|", page, re.M))
     assert {name: re.findall(r"`(\w+)`", fields) for name, fields in rows.items()} == {
@@ -154,6 +154,6 @@ def test_an_event_is_one_flat_json_object() -> None:
     assert set(line) == COMMON | CONTRACT["step_committed"] | {"event"}
 
 
-def test_a_loss_that_is_no_number_is_null() -> None:
+def test_a_nan_value_is_written_as_null() -> None:
     started = JobStarted(time=float("nan"), job="j", term=1, generation=0, url="u", coordinator_pid=1)
     assert json.loads(msgspec.json.encode(started))["time"] is None

@@ -18,7 +18,7 @@ def table(after: str) -> list[list[str]]:
     return [[cell.strip() for cell in row] for row in rows if set(row[0].strip()) != {"-"}]
 
 
-def test_every_test_that_is_named_exists() -> None:
+def test_every_test_named_on_the_page_exists() -> None:
     named = NAMED.findall(PAGE)
     assert len(named) > 30
     for file in {file for file, _ in named}:

@@ -26,7 +26,7 @@ BEGINNINGS = ("hang: ", "exception: ")
         r"(a|b)*\1+(?:\1|c)*",
     ],
 )
-def test_what_may_take_for_ever_is_known(pattern: str) -> None:
+def test_patterns_with_unbounded_matching_time_are_detected(pattern: str) -> None:
     assert explain_slowness(pattern)
 
 
@@ -42,7 +42,7 @@ def test_what_may_take_for_ever_is_known(pattern: str) -> None:
         ("x.*", 8192),
     ],
 )
-def test_others_are_looked_for_in_as_much_as_a_second_allows(pattern: str, length: int) -> None:
+def test_searched_text_is_limited_by_the_cost_of_the_pattern(pattern: str, length: int) -> None:
     assert not explain_slowness(pattern)
     assert choose_searched_length(pattern, 8192) == length
     assert choose_searched_length(pattern, 100) == 100
@@ -68,5 +68,5 @@ def test_others_are_looked_for_in_as_much_as_a_second_allows(pattern: str, lengt
         ("^.*x", True),
     ],
 )
-def test_what_begins_otherwise_never_matches(pattern: str, *, may: bool) -> None:
+def test_patterns_that_cannot_match_given_beginnings_are_detected(pattern: str, *, may: bool) -> None:
     assert can_match_beginning(pattern, BEGINNINGS) == may

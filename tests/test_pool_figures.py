@@ -44,7 +44,7 @@ STORY = [
 ]
 
 
-def test_a_change_holds_up_by_what_the_longest_step_around_it_takes_longer_than_the_longer_usual_one(
+def test_the_delay_of_a_change_is_the_excess_of_its_longest_step(
     figures: ModuleType,
 ) -> None:
     assert figures.measure_delays(STORY, 5.0) == ([0.25], [0.75])
@@ -53,12 +53,12 @@ def test_a_change_holds_up_by_what_the_longest_step_around_it_takes_longer_than_
     assert figures.measure_delays(STORY, 5.0, steps_of=beside) == ([0.0], [0.5])
 
 
-def test_a_world_is_whole_again_only_after_it_was_not(figures: ModuleType) -> None:
+def test_a_world_size_is_regained_only_after_it_was_lost(figures: ModuleType) -> None:
     assert figures.find_world_regained(STORY, 5.0, 2) == 31.0
     assert figures.find_world_regained(STORY, 31.5, 2) is None
     assert figures.find_world_regained(STORY[:25], 5.0, 2) is None
 
 
-def test_nothing_measured_is_said_so(figures: ModuleType) -> None:
+def test_a_figure_without_measurements_is_printed_as_none(figures: ModuleType) -> None:
     assert "none" in str(figures.Figures("x", []))
     assert "0.200 (0.100..0.300; 3)" in str(figures.Figures("x", [0.1, 0.3, 0.2]))

@@ -21,13 +21,13 @@ def said_of(samples: StepSamples, step: int, commit: Commit) -> str:
     return samples.find_error(step, samples=commit.samples, hashes=commit.sample_hashes)
 
 
-def test_hashes_are_those_that_journals_were_written_with() -> None:
+def test_hashes_are_the_same_as_in_earlier_journals() -> None:
     """Later versions audit old journals, so these numbers must never change."""
     assert [SAMPLES.hash_of(1, 0), SAMPLES.hash_of(1, 5), SAMPLES.hash_of(2, 0)] == [2494103547, 1556455934, 2019686946]
     assert StepSamples(seed=-1, micro_batches=2, micro_batch=1).hash_of(7, 1) == 793580530
 
 
-def test_a_hash_depends_on_nothing_but_seed_step_and_number() -> None:
+def test_a_hash_depends_only_on_seed_step_and_micro_batch() -> None:
     many = StepSamples(seed=3 + (1 << 64), micro_batches=1000, micro_batch=1)
     assert [many.hash_of(5, number) for number in range(6)] == [SAMPLES.hash_of(5, number) for number in range(6)]
     assert many.expected(5) == sum(many.hash_of(5, number) for number in range(1000))
@@ -39,12 +39,12 @@ def test_a_hash_depends_on_nothing_but_seed_step_and_number() -> None:
 
 
 @pytest.mark.parametrize(("step", "micro_batch"), [(0, 0), (1, -1), (1, 6)])
-def test_there_is_no_other_micro_batch(step: int, micro_batch: int) -> None:
+def test_an_invalid_micro_batch_is_refused(step: int, micro_batch: int) -> None:
     with pytest.raises(ValueError, match=f"no micro-batch {micro_batch} of step {step}"):
         SAMPLES.hash_of(step, micro_batch)
 
 
-def test_the_right_samples_are_right_and_others_are_told_with_their_numbers() -> None:
+def test_wrong_samples_of_a_step_are_reported_with_their_counts() -> None:
     assert said_of(SAMPLES, 4, v(4)) == ""
     error = said_of(SAMPLES, 4, v(5))
     assert "step 4 is not made of each of its 6 micro-batches once: 24 samples of 24, sum of hashes 0x" in error
@@ -57,7 +57,7 @@ def test_the_right_samples_are_right_and_others_are_told_with_their_numbers() ->
     mistake=st.sampled_from(["none", "doubled", "lost", "swapped", "stale"]),
     at=st.integers(0, 1 << 20),
 )
-def test_whatever_goes_wrong_with_one_micro_batch_is_wrong(
+def test_any_mistake_with_one_micro_batch_is_detected(
     step: int, world: int, micro_batches: int, mistake: str, at: int
 ) -> None:
     samples = StepSamples(seed=11, micro_batches=micro_batches, micro_batch=2)
@@ -81,7 +81,7 @@ def test_whatever_goes_wrong_with_one_micro_batch_is_wrong(
     assert (said_of(samples, step, summed) == "") is right
 
 
-def test_the_largest_step_is_summed_exactly_twice_over() -> None:
+def test_the_largest_step_counted_twice_is_summed_exactly() -> None:
     """Even if every micro-batch is counted twice, all intermediate sums are whole numbers that float64 holds."""
     assert 2 * MAX_MICRO_BATCHES * (2**32 - 1) < 2**53
 
@@ -104,7 +104,7 @@ def elsewhere(step: int, joined: dict[int, list[int]]) -> int:
     [([0, 1, 2, 3, 4, 5], True), ([0, 1, 2, 3, 4], False), ([0, 1, 2, 3, 4, 5, 5], False), ([0, 1, 2, 3, 4, 4], False)],
     ids=["right", "missing", "twice", "another"],
 )
-def test_a_micro_batch_that_is_wrong_at_any_place_of_a_unit_is_wrong(place: int, there: list[int], right: bool) -> None:
+def test_a_wrong_micro_batch_at_any_local_rank_is_detected(place: int, there: list[int], right: bool) -> None:
     joined = {one: there if one == place else list(range(6)) for one in range(1, PLACES)}
     sums = {"samples": 24, "hashes": SAMPLES.expected(4), "place_hashes": elsewhere(4, joined)}
     wrong = SAMPLES.find_error(4, places=PLACES, **sums)
@@ -112,14 +112,14 @@ def test_a_micro_batch_that_is_wrong_at_any_place_of_a_unit_is_wrong(place: int,
     assert right or "once at each of the 4 places of a replica" in wrong
 
 
-def test_what_is_missing_at_one_place_and_doubled_at_another_does_not_add_up() -> None:
+def test_a_micro_batch_missing_at_one_rank_and_doubled_at_another_is_detected() -> None:
     joined = {1: [0, 1, 2, 3, 4], 2: [0, 1, 2, 3, 4, 5, 5], 3: [0, 1, 2, 3, 4, 5]}
     sums = {"samples": 24, "hashes": SAMPLES.expected(4), "place_hashes": elsewhere(4, joined)}
     assert SAMPLES.find_error(4, places=PLACES, **sums)
 
 
 @pytest.mark.parametrize(("micro_batches", "places"), [(MAX_MICRO_BATCHES, 1024), (MAX_MICRO_BATCHES, 2), (64, 8)])
-def test_sums_over_all_places_are_exact_too(micro_batches: int, places: int) -> None:
+def test_sums_over_all_local_ranks_are_exact(micro_batches: int, places: int) -> None:
     largest = max(place_hash((1 << 32) - 1 - low, place, places, micro_batches) for low in (0, 1) for place in (1, 5))
     assert 2 * micro_batches * places * largest < 2**53
     assert largest >= 1 << 20 or places == 1024

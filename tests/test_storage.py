@@ -23,7 +23,7 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
     return storage_at(places[request.param])
 
 
-def test_what_is_written_is_listed_and_read(storage: Storage) -> None:
+def test_written_files_are_listed_and_read(storage: Storage) -> None:
     storage.check()
     assert storage.entries() == []
     storage.write("a/one", [b"12", memoryview(b"345")])
@@ -46,7 +46,7 @@ def test_what_is_written_is_listed_and_read(storage: Storage) -> None:
     assert storage.entries() == ["c"]
 
 
-def test_what_fails_is_an_oserror(storage: Storage) -> None:
+def test_a_failed_operation_raises_an_oserror(storage: Storage) -> None:
     storage.write("a/one", [b"12345"])
     for fails in (
         lambda: storage.read("a/one", 4),
@@ -58,7 +58,7 @@ def test_what_fails_is_an_oserror(storage: Storage) -> None:
             fails()
 
 
-def test_what_breaks_off_leaves_what_was_there(tmp_path: Path) -> None:
+def test_a_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
     def broken() -> Iterator[bytes]:
         yield b"new"
         raise OSError(28, "No space left on device")
@@ -71,14 +71,14 @@ def test_what_breaks_off_leaves_what_was_there(tmp_path: Path) -> None:
     assert folder.entries() == ["one"]
 
 
-def test_urls_are_told_from_paths() -> None:
+def test_urls_are_distinguished_from_paths() -> None:
     assert [is_url(place) for place in ("s3://b/c", "gs://b", "C:/x", "a//b", "/a://b", "")] == [
         *(True, True),
         *(False, False, False, False),
     ]
 
 
-def test_a_url_without_its_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_url_without_its_library_is_refused_with_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     missing = next(one for one in ("s3", "gs", "abfs", "ocilake") if _missing(one))
     with pytest.raises(
         BadInputError, match=rf"^the checkpoint directory {missing}://bucket/x needs a library: .*nstall"
@@ -97,7 +97,7 @@ def _missing(scheme: str) -> bool:
     return False
 
 
-def test_a_url_of_no_kind_that_there_is_is_refused() -> None:
+def test_a_url_of_an_unknown_scheme_is_refused() -> None:
     with pytest.raises(BadInputError, match="the checkpoint directory nosuch://bucket/x cannot be used"):
         storage_at("nosuch://bucket/x")
 
@@ -112,12 +112,12 @@ class Refusing:
         return refuse
 
 
-def test_a_wrong_key_is_said_before_anybody_trains() -> None:
+def test_a_wrong_access_key_is_reported_by_the_check() -> None:
     with pytest.raises(BadInputError, match=r"s3://b/c cannot be written to: KeyError: .*InvalidAccessKeyId"):
         RemoteStorage("s3://b/c", Refusing(), "b/c").check()
 
 
-def test_a_store_that_does_not_answer_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_does_not_answer_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_ANSWER_S", 0.01)
     waiting = threading.Event()
 

@@ -17,7 +17,7 @@ NAME = parse_name("step-00000005-t1-g1-ab")
 FILES = {"part-00000-of-00001.safetensors": b"x" * 100, "state.msgpack": b"y" * 10}
 
 
-def test_a_checkpoint_that_counts_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sealed_checkpoint_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The new folder's own entry in the checkpoint directory must be synced too."""
     disk = Disk(tmp_path, monkeypatch)
     storage = storage_at(str(tmp_path / "above" / "checkpoints"))
@@ -38,7 +38,7 @@ def test_a_checkpoint_that_counts_is_on_disk(tmp_path: Path, monkeypatch: pytest
     assert before <= sealed < min(disk.last_sync(folder), disk.last_sync(root))
 
 
-def test_a_folder_that_another_process_has_made_is_synced_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_made_by_another_process_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     disk = Disk(tmp_path, monkeypatch)
     LocalStorage(tmp_path).write("a/b/file", [b"x"])
@@ -46,7 +46,7 @@ def test_a_folder_that_another_process_has_made_is_synced_too(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("linked", [True, False])
-def test_a_copy_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, linked: bool) -> None:
+def test_a_copied_file_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, linked: bool) -> None:
     storage = LocalStorage(tmp_path)
     storage.write("a/file", [b"content"])
     disk = Disk(tmp_path, monkeypatch)

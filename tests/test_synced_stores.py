@@ -13,7 +13,7 @@ from made_events import made
 from synced_disk import Disk
 
 
-def test_a_store_s_writes_are_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_to_a_store_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk, path = Disk(tmp_path, monkeypatch), tmp_path / "store.db"
     store = SqliteStore(path)
     assert store.compare_and_swap("key", b"value", 0) == 1
@@ -27,7 +27,9 @@ def test_a_store_s_writes_are_on_disk(tmp_path: Path, monkeypatch: pytest.Monkey
     store.close()
 
 
-def test_no_library_decides_whether_a_store_syncs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_sets_full_syncs_independently_of_library_defaults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A build of SQLite may sync less by default for a store with a write-ahead log."""
     statements: list[str] = []
     real = sqlite3.connect
@@ -44,7 +46,7 @@ def test_no_library_decides_whether_a_store_syncs(tmp_path: Path, monkeypatch: p
     store.close()
 
 
-def test_a_journal_s_events_are_on_disk_once_they_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_synced_events_of_a_journal_are_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk, path = Disk(tmp_path, monkeypatch), tmp_path / "events.jsonl"
     journal = FileJournal(path)
     journal.append(made("job_started", seq=1))

@@ -22,23 +22,23 @@ from holdfast.units import parse_duration, parse_hours, parse_size, parse_work_t
         ("1.5e+2 ms", 0.15),
     ],
 )
-def test_durations(text: str, seconds: float) -> None:
+def test_durations_are_parsed(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "h", "-1", "4 weeks", "1h30m", "nan", "inf", "1e400", "1e400h", "1e", "e3"])
-def test_what_is_no_duration(text: str) -> None:
+def test_an_invalid_duration_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a duration"):
         parse_duration(text)
 
 
 @pytest.mark.parametrize(("text", "hours"), [("300", 300.0), ("90m", 1.5), ("1e-9", 1e-9), ("1e3 h", 1000.0)])
-def test_hours(text: str, hours: float) -> None:
+def test_hours_are_parsed(text: str, hours: float) -> None:
     assert parse_hours(text) == hours
 
 
 @pytest.mark.parametrize("text", ["", "1e400", "1 week", "1e400m"])
-def test_what_are_no_hours(text: str) -> None:
+def test_invalid_hours_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a duration"):
         parse_hours(text)
 
@@ -53,7 +53,7 @@ def test_what_are_no_hours(text: str) -> None:
         ("0/token", 0.0, "token"),
     ],
 )
-def test_seconds_for_so_much_work(text: str, seconds: float, unit: str) -> None:
+def test_a_time_per_token_or_micro_batch_is_parsed(text: str, seconds: float, unit: str) -> None:
     found = parse_work_time(text)
     assert found == (seconds, unit)
     assert {found.of("token"), found.of("micro-batch")} == {seconds, 0.0}
@@ -62,7 +62,7 @@ def test_seconds_for_so_much_work(text: str, seconds: float, unit: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "0.1", "-1/token", "inf/token", "nan/micro-batch", "1/step", "0/", "1/token/token", "/token"]
 )
-def test_what_is_no_time_for_any_work(text: str) -> None:
+def test_an_invalid_time_per_token_or_micro_batch_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"not a time for each token or micro-batch|could not convert"):
         parse_work_time(text)
 
@@ -70,11 +70,11 @@ def test_what_is_no_time_for_any_work(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"), [("1000", 1000.0), ("200MB", 2e8), ("2 GiB", 2.0 * 1024**3), ("1.5kB", 1500.0), ("5e7", 5e7)]
 )
-def test_sizes_have_units(text: str, expected: float) -> None:
+def test_sizes_with_units_are_parsed(text: str, expected: float) -> None:
     assert parse_size(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "MB", "1mb", "-1", "1e999", "2Gi", "nan"])
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_an_invalid_size_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a size"):
         parse_size(text)

@@ -12,7 +12,7 @@ from asked import Figure, print_report, read_figures, table_lines, write_figures
 from places import BENCHMARKS
 
 
-def test_the_median_counts_or_each_value() -> None:
+def test_a_limit_applies_to_the_median_or_to_each_value() -> None:
     values = (0.1, 0.2, 0.9)
     assert Figure(name="x", values=values, asked=0.2).is_reached is True
     assert Figure(name="x", values=values, asked=0.19).is_reached is False
@@ -22,13 +22,13 @@ def test_the_median_counts_or_each_value() -> None:
     assert Figure(name="x", values=values, asked=0.1, at_least=True, each=True).is_reached is True
 
 
-def test_what_was_not_measured_is_not_reached_and_what_is_not_asked_is_neither() -> None:
+def test_an_unmeasured_figure_with_a_limit_is_not_reached() -> None:
     assert Figure(name="x", values=(), asked=1.0).is_reached is False
     assert Figure(name="x", values=(1.0,)).is_reached is None
     assert "not measured" in table_lines([Figure(name="x", values=(), asked=1.0)])[1]
 
 
-def test_a_limit_can_hang_on_what_others_take() -> None:
+def test_a_limit_can_depend_on_the_median_of_another_figure() -> None:
     figure = Figure(name="a move", values=(0.03,), unit="s").with_limit_above((0.01, 0.02, 0.5), 0.01, "joins")
     assert figure.asked == pytest.approx(0.03)
     assert figure.how == "joins 0.020 + 0.01 s"
@@ -36,7 +36,7 @@ def test_a_limit_can_hang_on_what_others_take() -> None:
     assert Figure(name="a move", values=(0.03,)).with_limit_above((), 0.01, "joins").is_reached is False
 
 
-def test_the_table_says_what_is_asked_what_was_measured_and_whether_that_is_enough() -> None:
+def test_the_table_lists_limits_measurements_and_results() -> None:
     figures = [
         Figure(name="a move", values=(0.010, 0.020, 0.015), asked=0.03, unit="s", how="joins 0.020 + 0.01 s"),
         Figure(name="times", values=(200.0,), asked=15.0, at_least=True, unit="x"),
@@ -55,7 +55,7 @@ def test_the_table_says_what_is_asked_what_was_measured_and_whether_that_is_enou
     assert "reached" not in beside
 
 
-def test_figures_are_added_to_a_file(tmp_path: Path) -> None:
+def test_figures_are_appended_to_a_file(tmp_path: Path) -> None:
     path = tmp_path / "out" / "figures.jsonl"
     assert read_figures(path) == []
     first, second = Figure(name="a", values=(1.0,)), Figure(name="b", values=(), asked=2.0, each=True)
@@ -65,7 +65,7 @@ def test_figures_are_added_to_a_file(tmp_path: Path) -> None:
     assert read_figures(path) == [first, second]
 
 
-def test_it_ends_well_only_where_all_is_reached_and_has_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_returns_zero_only_if_all_figures_are_reached(capsys: pytest.CaptureFixture[str]) -> None:
     good, bad = Figure(name="good", values=(1.0,), asked=1.0), Figure(name="bad", values=(2.0,), asked=1.0)
     assert print_report([good], {"move.py": 0}) == 0
     assert print_report([good, bad], {"move.py": 0}) == 1
@@ -75,7 +75,7 @@ def test_it_ends_well_only_where_all_is_reached_and_has_run(capsys: pytest.Captu
     assert print_report([], {}) == 1
 
 
-def test_benchmarks_are_run_one_after_the_other_and_one_that_fails_hides_no_other(tmp_path: Path) -> None:
+def test_a_failed_benchmark_does_not_stop_the_next_one(tmp_path: Path) -> None:
     for name, code in (("one.py", 3), ("two.py", 0)):
         line = f'{{"name": "of {name}", "values": [1.0], "asked": 2.0}}'
         script = f"import pathlib, sys\npathlib.Path(sys.argv[2]).open('a').write('{line}\\n')\nsys.exit({code})\n"

@@ -36,7 +36,7 @@ def outcome_of(code: str, folder: Path, limit_s: float = 30.0) -> Outcome:
     return run_check(check(code), limit_s=limit_s, environment=os.environ, folder=folder)
 
 
-def test_figures_are_the_last_line(tmp_path: Path) -> None:
+def test_the_figures_are_read_from_the_last_line(tmp_path: Path) -> None:
     outcome = outcome_of(GOOD, tmp_path)
     assert (outcome.status, outcome.reason, outcome.figures, outcome.output) == (PASSED, "", {"step_s": 0.5}, "")
 
@@ -50,18 +50,18 @@ def test_a_failing_check_keeps_its_figures_and_the_end_of_its_output(tmp_path: P
     assert len(outcome.output) <= 16_000
 
 
-def test_a_traceback_without_figures(tmp_path: Path) -> None:
+def test_a_check_that_raises_fails_with_its_traceback(tmp_path: Path) -> None:
     outcome = outcome_of("raise ValueError('broken')", tmp_path)
     assert (outcome.status, outcome.reason) == (FAILED, "exit code 1")
     assert "ValueError: broken" in outcome.output
 
 
-def test_a_check_that_prints_no_figures_has_failed(tmp_path: Path) -> None:
+def test_a_check_that_prints_no_figures_fails(tmp_path: Path) -> None:
     outcome = outcome_of("print('nothing measured')", tmp_path)
     assert (outcome.status, outcome.reason) == (FAILED, "printed no figures")
 
 
-def test_a_crash_names_the_signal(tmp_path: Path) -> None:
+def test_a_crashed_check_fails_with_the_name_of_the_signal(tmp_path: Path) -> None:
     outcome = outcome_of("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", tmp_path)
     assert (outcome.status, outcome.reason) == (FAILED, "was killed by SIGSEGV")
 
@@ -89,7 +89,7 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def test_a_check_that_is_ended_has_the_figures_it_had_so_far(tmp_path: Path) -> None:
+def test_a_check_ended_at_its_time_limit_keeps_its_figures(tmp_path: Path) -> None:
     code = (
         "import json, signal, sys, time\n"
         "def end(*_):\n"
@@ -102,7 +102,7 @@ def test_a_check_that_is_ended_has_the_figures_it_had_so_far(tmp_path: Path) -> 
     assert (outcome.status, outcome.reason, outcome.figures) == (FAILED, "took longer than 2 s", {"a": 1})
 
 
-def test_logs_of_a_check_are_those_of_its_jobs(tmp_path: Path) -> None:
+def test_job_logs_of_a_check_are_copied_up_to_a_size_limit(tmp_path: Path) -> None:
     job = tmp_path / "files" / "training" / "timed"
     job.mkdir(parents=True)
     for name in ("events.jsonl", "output.txt", "state.bin"):
@@ -112,12 +112,12 @@ def test_logs_of_a_check_are_those_of_its_jobs(tmp_path: Path) -> None:
     assert copied == {"events.jsonl": 4_000_000, "output.txt": 4_000_000}
 
 
-def test_a_check_that_is_not_possible_was_not_run(tmp_path: Path) -> None:
+def test_an_impossible_check_counts_as_not_run(tmp_path: Path) -> None:
     outcome = outcome_of('import sys; print(\'{"problem": "no NCCL"}\'); sys.exit(3)', tmp_path)
     assert (outcome.status, outcome.reason, outcome.output) == (NOT_RUN, "no NCCL", "")
 
 
-def test_results_come_after_each_check_and_no_failure_stops_the_rest(tmp_path: Path) -> None:
+def test_results_are_reported_after_each_check_including_failed_ones(tmp_path: Path) -> None:
     seen: list[list[str]] = []
 
     def on_outcome(outcomes: Sequence[Outcome]) -> str:
@@ -129,7 +129,7 @@ def test_results_come_after_each_check_and_no_failure_stops_the_rest(tmp_path: P
     assert seen == [[FAILED], [FAILED, PASSED]]
 
 
-def test_a_check_that_does_not_fit_into_the_budget_is_not_run(tmp_path: Path) -> None:
+def test_a_check_longer_than_the_remaining_budget_is_not_run(tmp_path: Path) -> None:
     times = iter([0.0, 1.0, 55.0, 55.0])
     checks = [check(GOOD, "first"), check(GOOD, "long", limit_s=100.0), check(GOOD, "short", limit_s=5.0)]
     outcomes = run_checks(
@@ -147,7 +147,7 @@ def test_a_check_that_does_not_fit_into_the_budget_is_not_run(tmp_path: Path) ->
     ]
 
 
-def test_a_reason_to_stop_is_that_of_all_further_checks(tmp_path: Path) -> None:
+def test_a_reason_to_stop_is_given_for_all_later_checks(tmp_path: Path) -> None:
     checks = [check(GOOD, "first"), check(GOOD, "second")]
     outcomes = run_checks(
         checks, budget_s=60.0, environment=os.environ, folder=tmp_path, on_outcome=lambda outcomes: "there is no GPU"
@@ -155,7 +155,7 @@ def test_a_reason_to_stop_is_that_of_all_further_checks(tmp_path: Path) -> None:
     assert [(outcome.status, outcome.reason) for outcome in outcomes] == [(PASSED, ""), (NOT_RUN, "there is no GPU")]
 
 
-def test_results_replace_those_before(tmp_path: Path) -> None:
+def test_results_replace_earlier_results(tmp_path: Path) -> None:
     machine = {"gpu": "NVIDIA H100 80GB", "versions": {"torch": "2.11"}}
     outcome = Outcome(name="one", question="?", status=FAILED, reason="a | b", figures={"step": {"s": 0.123456}})
     for _ in range(2):
@@ -199,12 +199,12 @@ def test_output_without_a_json_object_has_no_figures(code: str, tmp_path: Path) 
     write_results(tmp_path, {"gpu": "none"}, [outcome])
 
 
-def test_figures_follow_megabytes_of_output(tmp_path: Path) -> None:
+def test_figures_are_found_after_megabytes_of_output(tmp_path: Path) -> None:
     outcome = outcome_of(f"print('x' * 50_000_000); {GOOD}", tmp_path)
     assert (outcome.status, outcome.figures) == (PASSED, {"step_s": 0.5})
 
 
-def test_a_check_that_names_no_reason_has_failed(tmp_path: Path) -> None:
+def test_an_impossible_check_without_a_reason_fails(tmp_path: Path) -> None:
     outcome = outcome_of("import sys; sys.exit(3)", tmp_path)
     assert (outcome.status, outcome.reason) == (FAILED, "exit code 3")
 
@@ -226,7 +226,7 @@ def test_a_check_that_cannot_be_killed_does_not_stop_the_others(
     assert outcome.seconds < 30.0
 
 
-def test_an_interrupted_check_ends_in_good_order_and_the_rest_is_not_run(tmp_path: Path) -> None:
+def test_after_an_interrupt_the_check_is_ended_and_the_rest_is_not_run(tmp_path: Path) -> None:
     ended = tmp_path / "ended"
     code = (
         "import os, signal, sys, time\n"
@@ -251,7 +251,7 @@ def test_an_interrupted_check_ends_in_good_order_and_the_rest_is_not_run(tmp_pat
     assert ended.exists()
 
 
-def test_two_runs_can_write_the_same_results(tmp_path: Path) -> None:
+def test_concurrent_writers_of_the_same_results_do_not_conflict(tmp_path: Path) -> None:
     outcome = Outcome(name="one", question="?", status=PASSED)
     with ThreadPoolExecutor(8) as pool:
         for path in pool.map(lambda _: write_results(tmp_path, {"gpu": "cpu"}, [outcome]), range(400)):
@@ -259,7 +259,7 @@ def test_two_runs_can_write_the_same_results(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_results_may_contain_any_text(tmp_path: Path) -> None:
+def test_results_can_contain_any_text(tmp_path: Path) -> None:
     outcome = Outcome(name="one", question="?", status=FAILED, reason="no file \udcff\ufffd", figures={"a": "\x1b[0m"})
     path = write_results(tmp_path, {"gpu": "cpu", "nvidia_smi": "a\nb"}, [outcome])
     table = path.with_suffix(".md").read_text()
@@ -280,12 +280,12 @@ def test_a_wheel_for_another_machine_is_refused(tags: str, tmp_path: Path) -> No
         unpack_wheels(tmp_path, tmp_path / "target")
 
 
-def test_a_wheel_for_later_versions_too_is_unpacked(tmp_path: Path) -> None:
+def test_a_wheel_of_the_stable_abi_is_unpacked(tmp_path: Path) -> None:
     wheel(tmp_path, f"thing-1-cp37-abi3-manylinux_2_17_{platform.machine()}.manylinux2014_{platform.machine()}.whl")
     assert unpack_wheels(tmp_path, tmp_path / "target") == 1
 
 
-def test_a_broken_wheel_is_named(tmp_path: Path) -> None:
+def test_a_broken_wheel_is_reported_by_name(tmp_path: Path) -> None:
     (tmp_path / "thing-1-py3-none-any.whl").write_text("half a file")
     with pytest.raises(NotPossibleError, match=r"thing-1-py3-none-any\.whl"):
         unpack_wheels(tmp_path, tmp_path / "target")
@@ -297,7 +297,7 @@ def gpu_check(out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_nothing_is_checked(tmp_path: Path) -> None:
+def test_no_check_runs_without_a_gpu(tmp_path: Path) -> None:
     done = gpu_check(tmp_path, "--only", "nccl")
     assert done.returncode == 2, done.stdout
     (path,) = tmp_path.glob("*.json")
@@ -306,7 +306,7 @@ def test_without_a_gpu_nothing_is_checked(tmp_path: Path) -> None:
     assert machine["reason"] == nccl["reason"] != ""
 
 
-def test_all_checks_work_on_a_cpu(tmp_path: Path) -> None:
+def test_all_checks_pass_on_a_cpu(tmp_path: Path) -> None:
     done = gpu_check(tmp_path, "--device", "cpu", "--quick")
     assert done.returncode == 0, done.stdout
     found = statuses(tmp_path)
@@ -337,7 +337,7 @@ def statuses(folder: Path) -> dict[str, str]:
         ("extra",),
     ],
 )
-def test_bad_input_is_refused_before_anything_is_checked(arguments: tuple[str, ...], tmp_path: Path) -> None:
+def test_bad_input_is_refused_before_any_check(arguments: tuple[str, ...], tmp_path: Path) -> None:
     done = gpu_check(tmp_path, "--device", "cpu", "--only", "nccl", *arguments)
     assert done.returncode == 2
     assert done.stdout == ""

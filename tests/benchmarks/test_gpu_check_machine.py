@@ -53,18 +53,18 @@ def raising(error: Exception) -> Callable[[], Any]:
     return function
 
 
-def test_facts_of_a_gpu(gpu: FakeGpu, tmp_path: Path) -> None:
+def test_the_facts_of_a_gpu_are_reported(gpu: FakeGpu, tmp_path: Path) -> None:
     figures = run(tmp_path, {})
     assert figures["gpu"] == "NVIDIA H100 80GB HBM3"
     assert (figures["memory_gb"], figures["memory_free_gb"], figures["shared_with_others"]) == (80.0, 79.0, False)
 
 
-def test_memory_that_another_process_has_taken_is_reported(gpu: FakeGpu, tmp_path: Path) -> None:
+def test_memory_used_by_another_process_is_reported(gpu: FakeGpu, tmp_path: Path) -> None:
     gpu.set(mem_get_info=lambda: (GB, 80 * GB))
     assert run(tmp_path, {})["shared_with_others"] is True
 
 
-def test_a_gpu_without_free_memory_has_a_name(gpu: FakeGpu, tmp_path: Path) -> None:
+def test_a_gpu_without_free_memory_is_reported_by_name(gpu: FakeGpu, tmp_path: Path) -> None:
     gpu.set(mem_get_info=raising(RuntimeError("CUDA error: out of memory")))
     figures: Figures = {}
     with pytest.raises(RuntimeError, match="out of memory"):
@@ -74,7 +74,7 @@ def test_a_gpu_without_free_memory_has_a_name(gpu: FakeGpu, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("message", ["The NVIDIA driver on your system is too old (found version 11040).\nUpdate", ""])
 @pytest.mark.parametrize("kind", [RuntimeError, AssertionError])
-def test_a_driver_that_torch_cannot_use(
+def test_a_driver_that_torch_cannot_use_is_reported(
     message: str, kind: type[Exception], gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu.set(is_available=lambda: False, init=raising(kind(message)))
@@ -84,7 +84,9 @@ def test_a_driver_that_torch_cannot_use(
 
 
 @pytest.mark.parametrize("error", [AttributeError("version"), RuntimeError("no NCCL"), ImportError("libnccl.so.2")])
-def test_a_build_without_nccl(error: Exception, gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_build_without_nccl_is_reported(
+    error: Exception, gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda.nccl, "version", raising(error))
     assert run(tmp_path, {})["nccl"] == "none"
 
@@ -100,7 +102,7 @@ def test_a_build_without_nccl(error: Exception, gpu: FakeGpu, tmp_path: Path, mo
         ("rubbish", None),
     ],
 )
-def test_no_answer_of_nvidia_smi_stops_the_check(
+def test_a_faulty_nvidia_smi_does_not_stop_the_check(
     script: str, wanted: str | None, gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = tmp_path / "nvidia-smi"
@@ -116,18 +118,18 @@ def test_no_answer_of_nvidia_smi_stops_the_check(
         assert figures["nvidia_smi"].startswith(wanted)
 
 
-def test_a_machine_without_nvidia_smi(gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_nvidia_smi_is_reported(gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert run(tmp_path, {})["nvidia_smi"] == "missing"
 
 
-def test_a_wrong_sum_fails(gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_sum_on_the_gpu_fails_the_check(gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_sum_on_device", lambda: 999.0)
     with pytest.raises(CheckFailedError, match="999"):
         run(tmp_path, {})
 
 
-def test_imports_that_initialize_cuda_fail_once_the_facts_are_known(gpu: FakeGpu, tmp_path: Path) -> None:
+def test_imports_that_initialize_cuda_fail_the_check_after_the_facts(gpu: FakeGpu, tmp_path: Path) -> None:
     gpu.set(is_initialized=lambda: True)
     figures: Figures = {}
     with pytest.raises(CheckFailedError, match="initializes CUDA"):
@@ -136,7 +138,7 @@ def test_imports_that_initialize_cuda_fail_once_the_facts_are_known(gpu: FakeGpu
 
 
 @pytest.mark.parametrize("facts", [[], [{"problem": "GPU is lost"}]])
-def test_an_agent_that_reads_nothing_fails(
+def test_the_check_fails_if_the_agent_reads_no_gpu_facts(
     facts: list[dict[str, Any]], gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "_version", lambda package: "1")
@@ -145,7 +147,7 @@ def test_an_agent_that_reads_nothing_fails(
         run(tmp_path, {})
 
 
-def test_without_its_package_the_agent_reads_nothing(
+def test_the_check_passes_without_the_package_that_reads_gpu_facts(
     gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "_version", lambda package: machine.MISSING)

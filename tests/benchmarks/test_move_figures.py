@@ -22,7 +22,7 @@ def steps(*times: float) -> list[StepCommitted]:
     return found
 
 
-def test_the_rate_after_a_kill_has_the_step_that_was_hit() -> None:
+def test_the_rate_after_a_kill_includes_the_interrupted_step() -> None:
     undisturbed = [float(second) for second in range(40)]
     assert remaining_rate(steps(*undisturbed), 10.5, 20.0) == pytest.approx(1.0)
     # The step at 11 s is 2 s late: 19 steps in the 21 s up to the first one at least 20 s after the kill.
@@ -30,12 +30,12 @@ def test_the_rate_after_a_kill_has_the_step_that_was_hit() -> None:
     assert remaining_rate(steps(*late), 10.5, 20.0) == pytest.approx(19 / 21)
 
 
-def test_a_rate_of_a_time_that_is_not_over_is_not_told() -> None:
+def test_a_rate_is_not_computed_before_its_period_is_over() -> None:
     with pytest.raises(StopIteration):
         remaining_rate(steps(*map(float, range(12))), 10.5, 20.0)
 
 
-def test_a_first_step_is_one_with_a_share_of_the_jobs_own() -> None:
+def test_the_first_real_step_has_micro_batches_and_is_not_a_shadow_step() -> None:
     def attempt(end: float, micro_batches: int, *, shadow: bool = False) -> Attempt:
         return Attempt(step=1, shadow=shadow, micro_batches=micro_batches, end=end, own_s=end, processor_s=0.0)
 
@@ -44,7 +44,7 @@ def test_a_first_step_is_one_with_a_share_of_the_jobs_own() -> None:
     assert find_first_real(iter([before, shadow, empty]), 2.0) is None
 
 
-def test_plain_torch_is_so_many_times_a_move_and_a_move_that_costs_nothing_is_not_divided_by() -> None:
+def test_costs_of_plain_torch_are_multiples_of_the_median_move() -> None:
     costs = {"save-and-restart": [5.0, 6.0], "warmed zygotes": [0.2]}
     whole, zygotes = plain_figures(costs, [0.1, 0.3, 0.2])
     assert whole.values == pytest.approx((25.0, 30.0))
@@ -56,7 +56,7 @@ def test_plain_torch_is_so_many_times_a_move_and_a_move_that_costs_nothing_is_no
     assert all(figure.is_reached is None for figure in plain_figures(costs, []))
 
 
-def test_parameters_are_compared_by_their_bits_and_with_clipping_by_their_values() -> None:
+def test_parameters_are_compared_by_bits_or_with_clipping_by_values() -> None:
     calm = np.array([0.5, -1.0, 0.0])
     (same,) = same_figures(calm, calm.copy(), 19, clipping=False)
     assert same.values == (0.0,)
@@ -69,12 +69,12 @@ def test_parameters_are_compared_by_their_bits_and_with_clipping_by_their_values
     assert same_figures(calm, calm + 5e-12, 19, clipping=True)[0].is_reached is False
 
 
-def test_only_a_standby_is_asked_to_keep_the_rate() -> None:
+def test_only_a_replacement_by_a_standby_must_keep_the_rate() -> None:
     figures = emulated_figures({"replaced": [0.98], "shrunk": [0.7]})
     assert [figure.is_reached for figure in figures] == [True, None]
 
 
-def test_an_attempt_that_was_cut_short_is_not_taken_for_a_fast_one() -> None:
+def test_an_interrupted_attempt_has_the_same_time_per_micro_batch() -> None:
     whole = Attempt(step=1, shadow=False, micro_batches=2, end=0.0, own_s=0.2, processor_s=0.1)
     cut = Attempt(step=1, shadow=False, micro_batches=1, end=0.0, own_s=0.1, processor_s=0.05)
     assert whole.each_s == cut.each_s

@@ -9,7 +9,7 @@ import torch
 from plain_worker import Training, split_views
 
 
-def test_parts_of_a_flat_tensor_share_its_memory() -> None:
+def test_views_of_a_flat_tensor_share_its_memory() -> None:
     flat = torch.arange(10.0)
     first, second = split_views(flat, [torch.Size((2, 3)), torch.Size((4,))])
     assert first.tolist() == [[0, 1, 2], [3, 4, 5]]
@@ -17,7 +17,7 @@ def test_parts_of_a_flat_tensor_share_its_memory() -> None:
     assert flat[6:].tolist() == [7, 8, 9, 10]
 
 
-def test_a_newcomer_has_the_others_parameters_moments_and_step(tmp_path: Path) -> None:
+def test_a_new_rank_adopts_parameters_moments_and_step(tmp_path: Path) -> None:
     old = Training(tmp_path / "old", fresh=True)
     parameter = next(old.model.parameters())
     for each in old.model.parameters():

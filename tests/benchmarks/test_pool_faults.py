@@ -41,14 +41,14 @@ class SlowPool:
         pass
 
 
-def test_who_was_suspended_is_resumed_before_it_is_waited_for(tmp_path: Path) -> None:
+def test_a_suspended_job_is_resumed_before_the_benchmark_waits_for_it(tmp_path: Path) -> None:
     pool = SlowPool(tmp_path)
     assert pool_faults.inject_faults(cast(LocalPool, pool), 0.0, Random(1)) == []
     asked = [("submit", "fourth"), ("suspend", "-j", "first"), ("resume", "-j", "first"), ("stop", "-j", "fourth")]
     assert pool.done[-4:] == asked
 
 
-def test_one_that_is_suspended_when_the_time_is_up_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_suspended_in_the_last_round_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pool, now = SlowPool(tmp_path), [0.0]
 
     class Clock:

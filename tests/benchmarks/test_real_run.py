@@ -28,12 +28,12 @@ RUNS = msgspec.json.decode(Path(__file__).with_name("real_runs.json").read_bytes
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.policy)
-def test_what_a_pool_really_achieved_is_predicted_within_a_tenth(run: RealRun) -> None:
+def test_the_throughput_of_a_real_pool_is_predicted_within_a_tenth(run: RealRun) -> None:
     assert sum(one.what == "lost" for one in run.struck) >= 3
     assert predict(run).total == pytest.approx(run.total, rel=0.1)
 
 
-def test_what_another_policy_really_achieved_is_predicted_from_the_measures_of_one() -> None:
+def test_durations_measured_with_one_policy_predict_another_policy() -> None:
     ours, beside = RUNS
     assert (ours.policy, beside.policy) == ("waf", "sized")
     assert ours.struck == beside.struck
@@ -42,13 +42,13 @@ def test_what_another_policy_really_achieved_is_predicted_from_the_measures_of_o
     assert predict(beside, "hit-only").total == pytest.approx(beside.total, rel=0.1)
 
 
-def test_a_step_that_lies_across_an_end_counts_in_part_and_what_is_undone_does_not() -> None:
+def test_a_step_across_the_end_counts_in_part_and_undone_steps_do_not() -> None:
     steps = (RealStep(1.0, 4.0, 2, 8, 1), RealStep(5.0, 4.0, 2, 8, 1), RealStep(9.0, 4.0, 2, 8, 1))
     assert one_job(steps).samples_done(7.0) == pytest.approx(2 + 8 + 4)
     assert one_job((*steps, RealStep(6.0, 0.0, 0, -8, 1))).samples_done(7.0) == pytest.approx(2 + 8 + 4 - 8)
 
 
-def test_durations_are_what_the_first_steps_after_a_change_take_longer_than_usual() -> None:
+def test_durations_are_the_extra_times_of_the_first_steps_after_a_change() -> None:
     steps = [RealStep(at, 1.0, 3, 12, 1) for at in (-2.0, -1.0, 0.0, 1.0)]
     steps += [RealStep(4.0, 3.0, 2, 12, 2), RealStep(5.5, 1.5, 2, 12, 2), RealStep(7.0, 1.5, 2, 12, 2)]
     steps += [RealStep(8.2, 1.2, 3, 12, 3), RealStep(9.2, 1.0, 3, 12, 3)]
@@ -76,7 +76,7 @@ def test_durations_are_what_the_first_steps_after_a_change_take_longer_than_usua
     assert predict(run).total == pytest.approx(12 * (1.5 / 1.0 + (7.5 - 3.0) / 1.5 + (10.0 - 7.7) / 1.0))
 
 
-def test_until_a_node_that_is_given_to_a_job_trains_the_job_goes_on_without_it() -> None:
+def test_a_job_trains_without_a_granted_node_until_the_node_joins() -> None:
     task = FleetTask(name="only", step_s=(4.0, 2.0, 1.0), flop=1.0)
     times = FixedTimes(loss=LostTime(1.0, 1.0), process=LostTime(0.0, 0.0), changed_s=0.5, arrives_s=3.0)
     system = replace(SYSTEMS["waf"], times=times)

@@ -21,11 +21,11 @@ from stragglers import Parts, figures, share_of_time, table
         ("per-iteration", 70, Plan(70, every=1, stop_at=71)),
     ],
 )
-def test_what_a_way_does(name: str, moment: int, wanted: Plan) -> None:
+def test_a_strategy_has_this_plan(name: str, moment: int, wanted: Plan) -> None:
     assert plan(name, moment) == wanted
 
 
-def test_each_way_really_runs_once_and_what_is_the_same_runs_once() -> None:
+def test_each_strategy_runs_once_and_equal_plans_share_a_run() -> None:
     found = plans_to_run(None)
     assert len(found) == len(REAL)
     assert {name for names in found.values() for name in names} == set(NAMES)
@@ -34,7 +34,7 @@ def test_each_way_really_runs_once_and_what_is_the_same_runs_once() -> None:
 
 
 @pytest.mark.parametrize("moment", range(0, 96, 5))
-def test_at_a_moment_that_is_asked_for_all_ways_run(moment: int) -> None:
+def test_all_strategies_run_at_a_requested_step(moment: int) -> None:
     found = plans_to_run([moment])
     assert sorted(name for names in found.values() for name in names) == sorted(NAMES)
     assert {one.moment for one in found} == {moment}
@@ -43,7 +43,7 @@ def test_at_a_moment_that_is_asked_for_all_ways_run(moment: int) -> None:
         assert one.every == NEVER or one.every <= max(moment, 1)
 
 
-def test_what_does_not_run_is_put_together_of_what_was_measured() -> None:
+def test_the_cost_of_a_strategy_that_does_not_run_is_composed_of_measurements() -> None:
     parts = Parts(step=1.0, slower=0.2, restart=5.0, save_and_restart=6.0, save_each=0.1)
     assert parts.lost_share("nothing", 70) == pytest.approx(share_of_time(30 * 0.2, 1.0))
     assert parts.lost_share("defer-50", 20) == pytest.approx(share_of_time(30 * 0.2 + 5.0, 1.0))
@@ -54,7 +54,7 @@ def test_what_does_not_run_is_put_together_of_what_was_measured() -> None:
     assert parts.lost_share("per-iteration", 70) == pytest.approx(share_of_time(100 * 0.1 + 5.0, 1.0))
 
 
-def test_the_table_brackets_what_did_not_really_run() -> None:
+def test_the_table_puts_composed_values_in_brackets() -> None:
     parts = Parts(step=1.0, slower=0.2, restart=5.0, save_and_restart=6.0, save_each=0.1)
     head, first, second = table({0: 0.012, 10: 0.02}, parts, {("nothing", 10): 0.15})
     assert head.split() == ["step", "move", *NAMES]
@@ -63,7 +63,7 @@ def test_the_table_brackets_what_did_not_really_run() -> None:
     assert all(cell.startswith("(") for cell in second.split()[3:])
 
 
-def test_a_moment_at_which_too_much_is_lost_is_not_made_up_for_by_others() -> None:
+def test_one_step_with_too_large_a_loss_fails_the_figure() -> None:
     ours, other = figures({0: 0.01, 10: 0.04, 20: 0.01}, {("nothing", 10): 0.15})
     assert ours.is_reached is False
     assert figures({0: 0.01, 10: 0.02}, {})[0].is_reached is True

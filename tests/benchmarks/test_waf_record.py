@@ -35,7 +35,7 @@ class PlayedPool:
         ]
 
 
-def test_a_run_is_what_its_journals_say() -> None:
+def test_a_run_is_recorded_from_its_journals() -> None:
     struck = (NodeChange(3.0, "b", "lost"),)
     begin = RunStart(BEGUN, "waf", 10.0, struck, {"only": 2}, {"only": 1.5}, 1e9)
     run = record_run(cast(LocalPool, PlayedPool()), begin)
@@ -48,7 +48,7 @@ def test_a_run_is_what_its_journals_say() -> None:
     assert run.total == 1.5e9 * (4 - 16 + 8)
 
 
-def test_a_trace_is_its_seeds_and_never_takes_more_than_two_nodes_at_once() -> None:
+def test_a_trace_depends_on_its_seed_and_removes_at_most_two_nodes_at_once() -> None:
     for seed in range(50):
         struck = pool_waf.draw_trace(seed, 300.0)
         assert struck == pool_waf.draw_trace(seed, 300.0)

@@ -54,7 +54,7 @@ def test_triton_passes_this_suite_in_its_interpreter() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_cpu_needs_no_triton() -> None:
+def test_cpu_kernels_do_not_need_triton() -> None:
     for dtype in (torch.float32, torch.float64):
         assert kernels_for(torch.device("cpu"), dtype).name == "torch"
 
@@ -81,7 +81,7 @@ def worlds(draw: st.DrawFn) -> tuple[list[list[int]], list[np.ndarray], int]:
 
 @PROPERTY
 @given(worlds(), st.integers(0, 3), st.randoms(use_true_random=False))
-def test_every_assignment_is_computed_once_where_its_expert_lives(kernels, world, which, random) -> None:  # type: ignore[no-untyped-def]
+def test_every_assignment_is_computed_once_on_a_rank_with_its_expert(kernels, world, which, random) -> None:  # type: ignore[no-untyped-def]
     held, assigned, experts = world
     ranks = len(held)
     scheme = schemes(ranks)[which]
@@ -145,7 +145,7 @@ def check_orders(move: Movement, rows: int) -> None:
     assert move.row_ends.shape == (rows,)
 
 
-def test_many_ranks_and_experts_give_the_same_integers(kernels: TokenKernels) -> None:
+def test_all_kernels_plan_many_ranks_and_experts_equally(kernels: TokenKernels) -> None:
     rng = np.random.default_rng(0)
     experts, ranks, rank = 37, 50, 17
     assigned = [rng.integers(0, experts, 300) ** 2 // experts for _ in range(ranks)]
@@ -170,7 +170,7 @@ def test_many_ranks_and_experts_give_the_same_integers(kernels: TokenKernels) ->
     ("tokens", "rows", "in_order"),
     [([[2], [1]], [0, 1], True), ([[2], [1]], [1, -1, 0], False), ([[1, 1], [1, 0]], [0, 1], False)],
 )
-def test_rows_from_one_rank_lie_in_order_already(
+def test_a_plan_detects_rows_that_are_already_in_order(
     kernels: TokenKernels, tokens: list[list[int]], rows: list[int], in_order: bool
 ) -> None:
     table = torch.tensor(tokens)
@@ -185,7 +185,7 @@ def test_rows_from_one_rank_lie_in_order_already(
     check_orders(move, len(rows))
 
 
-def test_an_expert_without_a_replica_is_named(kernels: TokenKernels) -> None:
+def test_tokens_for_an_expert_without_a_replica_are_refused(kernels: TokenKernels) -> None:
     question = DispatchInputs(
         assigned_A=torch.tensor([0, 1]),
         tokens_EN=torch.tensor([[1], [1]]),
@@ -205,7 +205,7 @@ def test_an_expert_without_a_replica_is_named(kernels: TokenKernels) -> None:
 @given(
     st.integers(0, 9), st.integers(1, 4), st.sampled_from([1, 3, 16, 40]), st.sampled_from(DTYPES), st.integers(0, 99)
 )
-def test_rows_and_gradients_are_those_of_plain_indexing(kernels, tokens, top_k, dim, dtype, seed) -> None:  # type: ignore[no-untyped-def]
+def test_rows_and_gradients_match_plain_indexing(kernels, tokens, top_k, dim, dtype, seed) -> None:  # type: ignore[no-untyped-def]
     generator = torch.Generator().manual_seed(seed)
     number = tokens * top_k
     order, received = (torch.randperm(number, generator=generator) for _ in range(2))
@@ -247,7 +247,7 @@ def test_rows_and_gradients_are_those_of_plain_indexing(kernels, tokens, top_k, 
     assert torch.equal(got[0], wanted[0])
 
 
-def test_gradients_of_gradients_are_refused(kernels: TokenKernels) -> None:
+def test_second_order_gradients_are_refused(kernels: TokenKernels) -> None:
     layer = MoE(8, 16, 2, 1, seed=1)
     layer.bind(Channel(comm=LocalCommunicator(), state=StepState()), place_everywhere([2], 1)[0], kernels=kernels)
     tokens = torch.randn(3, 8, requires_grad=True)
@@ -261,7 +261,9 @@ def test_gradients_of_gradients_are_refused(kernels: TokenKernels) -> None:
 
 @pytest.mark.parametrize(("experts", "top_k"), [(1, 1), (5, 2)])
 @pytest.mark.parametrize("dispatch", ["interval", "proportional", "minmax"])
-def test_the_layer_is_the_same(kernels: TokenKernels, dispatch: str, experts: int, top_k: int) -> None:
+def test_a_layer_with_these_kernels_matches_the_plain_layer(
+    kernels: TokenKernels, dispatch: str, experts: int, top_k: int
+) -> None:
     layers = [MoE(8, 16, experts, top_k, seed=1, dispatch=dispatch) for _ in range(2)]
     layers[1].bind(
         Channel(comm=LocalCommunicator(), state=StepState()), place_everywhere([experts], 1)[0], kernels=kernels

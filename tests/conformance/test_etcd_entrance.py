@@ -69,7 +69,7 @@ def guarded(tmp_path: Path) -> Iterator[Guarded]:
     guarded.server.kill()
 
 
-def test_a_user_comes_in_and_again_whenever_etcd_has_forgotten_that(guarded: Guarded) -> None:
+def test_a_user_logs_in_again_after_a_restart_or_a_changed_password(guarded: Guarded) -> None:
     with contextlib.closing(EtcdStore(guarded.url, answer_s=5.0)) as store:
         assert store.compare_and_swap("a", b"1", 0) is not None
         first = store.get("a")
@@ -101,7 +101,7 @@ def test_a_user_comes_in_and_again_whenever_etcd_has_forgotten_that(guarded: Gua
         assert store.get("a") is not None, "the file has the right password again"
 
 
-def test_whoever_is_not_let_in_is_told_what_to_give(guarded: Guarded) -> None:
+def test_an_error_of_a_refused_login_contains_the_remedy(guarded: Guarded) -> None:
     def refused(url: str) -> str:
         with pytest.raises(BadInputError) as caught:
             open_store(url)
@@ -157,7 +157,7 @@ def encrypted(signed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     server.kill()
 
 
-def test_who_shows_a_certificate_comes_in(signed: Path, encrypted: EtcdServer) -> None:
+def test_a_client_with_a_signed_certificate_is_accepted(signed: Path, encrypted: EtcdServer) -> None:
     ca, shown = f"?ca={signed / 'ca.pem'}", f"&cert={signed / 'client.pem'}&key={signed / 'client.key'}"
     with contextlib.closing(open_store(f"{encrypted.url}{ca}{shown}")) as store:
         revision = store.compare_and_swap("a", b"1", 0)
@@ -170,7 +170,9 @@ def test_who_shows_a_certificate_comes_in(signed: Path, encrypted: EtcdServer) -
 
 
 @pytest.mark.parametrize("wrong", ["none", "another's", "another authority"])
-def test_who_shows_none_or_anothers_or_trusts_another_does_not(signed: Path, encrypted: EtcdServer, wrong: str) -> None:
+def test_a_missing_or_foreign_certificate_or_authority_is_refused(
+    signed: Path, encrypted: EtcdServer, wrong: str
+) -> None:
     other = f"&cert={signed / 'other.pem'}&key={signed / 'other.key'}" if wrong == "another's" else ""
     ca = signed / ("other.pem" if wrong == "another authority" else "ca.pem")
     with pytest.raises(StoreAwayError, match=r"etcd does not answer: https:.*(?i:ssl|certificate)"):
@@ -187,7 +189,7 @@ def test_who_shows_none_or_anothers_or_trusts_another_does_not(signed: Path, enc
         ("cert=client.pem&key=locked.key", r"the key without a passphrase"),
     ],
 )
-def test_a_certificate_that_cannot_be_used_is_refused(
+def test_an_unusable_certificate_or_key_file_is_refused(
     signed: Path, given: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(signed)
@@ -195,7 +197,7 @@ def test_a_certificate_that_cannot_be_used_is_refused(
         open_store(f"etcd:https://127.0.0.1:9?{given}")
 
 
-def test_a_place() -> None:
+def test_an_etcd_url_is_parsed() -> None:
     assert place_at("etcd:http://h:1") == EtcdPlace(("http://h:1",))
     assert place_at("etcd:https://h:1,https://[::1]:2/a/b/?ca=x.pem&cert=c&key=k&user=a%26b&password_file=/p") == (
         EtcdPlace(("https://h:1", "https://[::1]:2"), "a/b", "x.pem", "c", "k", "a&b", "/p")
@@ -224,7 +226,7 @@ def test_a_place() -> None:
         "etcd:https://h:1?certificate=c",
     ],
 )
-def test_other_places_are_refused_without_a_password_in_the_words(url: str) -> None:
+def test_an_invalid_etcd_url_is_refused_without_printing_the_password(url: str) -> None:
     with pytest.raises(BadInputError, match="store") as caught:
         check_store(url)
     assert "secret" not in str(caught.value)

@@ -57,7 +57,7 @@ def _lossy(store: EtcdStore) -> _Lossy:
     return transport
 
 
-def test_what_was_written_outlives_a_crash_and_the_next_write_finds_it(server: EtcdServer, store: EtcdStore) -> None:
+def test_a_value_survives_a_crash_of_etcd(server: EtcdServer, store: EtcdStore) -> None:
     assert store.compare_and_swap("a", b"1", 0) == 1
     server.kill()
     with pytest.raises(StoreAwayError, match=f"etcd does not answer: {server.address}"):
@@ -67,14 +67,14 @@ def test_what_was_written_outlives_a_crash_and_the_next_write_finds_it(server: E
     assert store.compare_and_swap("a", b"2", 1) == 2
 
 
-def test_a_kept_connection_that_a_restart_has_closed_is_no_failure(server: EtcdServer, store: EtcdStore) -> None:
+def test_a_connection_closed_by_a_restart_is_reopened(server: EtcdServer, store: EtcdStore) -> None:
     for revision in range(3):
         assert store.compare_and_swap("a", b"x", revision) == revision + 1
         server.kill()
         server.start()
 
 
-def test_a_write_whose_answer_was_lost_is_found_out_by_the_same_call(store: EtcdStore) -> None:
+def test_a_repeated_call_finds_the_result_of_a_write_with_a_lost_answer(store: EtcdStore) -> None:
     assert store.compare_and_swap("a", b"1", 0) == 1
     _lossy(store).loses = 1
     with pytest.raises(StoreAwayError, match="the answer was lost"):
@@ -85,7 +85,7 @@ def test_a_write_whose_answer_was_lost_is_found_out_by_the_same_call(store: Etcd
     assert store.compare_and_swap("a", b"2", 1) is None, "a new call expects an old revision"
 
 
-def test_one_that_was_lost_is_not_taken_for_anothers_of_the_same_value(server: EtcdServer, store: EtcdStore) -> None:
+def test_a_lost_write_is_not_confused_with_a_write_of_another_client(server: EtcdServer, store: EtcdStore) -> None:
     lossy = _lossy(store)
     lossy.loses = 1
     with pytest.raises(StoreAwayError):
@@ -103,7 +103,7 @@ def test_one_that_was_lost_is_not_taken_for_anothers_of_the_same_value(server: E
     assert store.compare_and_swap("b", b"same", 0) is None, "the lost write was never carried out"
 
 
-def test_a_member_that_hangs_or_is_gone_is_passed_over(server: EtcdServer, tmp_path: Path) -> None:
+def test_a_hung_or_missing_etcd_member_is_skipped(server: EtcdServer, tmp_path: Path) -> None:
     with contextlib.closing(EtcdStore(f"etcd:http://127.0.0.1:9,{server.address}", answer_s=1.0)) as store:
         assert store.compare_and_swap("a", b"1", 0) == 1
     other = EtcdServer(tmp_path / "hangs")
@@ -116,7 +116,7 @@ def test_a_member_that_hangs_or_is_gone_is_passed_over(server: EtcdServer, tmp_p
         other.kill()
 
 
-def test_one_that_hangs_answers_again_when_it_goes_on(server: EtcdServer, store: EtcdStore) -> None:
+def test_the_store_works_again_after_a_hang_of_etcd(server: EtcdServer, store: EtcdStore) -> None:
     server.halt()
     with pytest.raises(StoreAwayError):
         store.compare_and_swap("a", b"1", 0)
@@ -124,7 +124,7 @@ def test_one_that_hangs_answers_again_when_it_goes_on(server: EtcdServer, store:
     assert store.compare_and_swap("a", b"1", 0) == 1
 
 
-def test_a_watch_goes_on_after_a_crash(server: EtcdServer, store: EtcdStore) -> None:
+def test_a_watch_continues_after_a_crash_of_etcd(server: EtcdServer, store: EtcdStore) -> None:
     store.compare_and_swap("a", b"1", 0)
     with contextlib.closing(store.watch("a", 1)) as watch:
         server.kill()
@@ -135,7 +135,7 @@ def test_a_watch_goes_on_after_a_crash(server: EtcdServer, store: EtcdStore) -> 
         assert watch.next(60.0) == {"a": Entry(b"2", 2)}
 
 
-def test_prefixes_are_apart(server: EtcdServer, store: EtcdStore) -> None:
+def test_stores_with_different_prefixes_are_separate(server: EtcdServer, store: EtcdStore) -> None:
     with contextlib.closing(open_store(f"{server.url}/team/one")) as one:
         assert one.compare_and_swap("a", b"one", 0) == 1
         assert store.get("a") is None
@@ -143,7 +143,7 @@ def test_prefixes_are_apart(server: EtcdServer, store: EtcdStore) -> None:
         assert one.list("").entries == {"a": Entry(b"one", 1)}
 
 
-def test_large_values_are_compressed_and_one_too_large_is_refused_before_it_is_written(store: EtcdStore) -> None:
+def test_large_values_are_compressed_and_too_large_ones_are_not_written(store: EtcdStore) -> None:
     large = b"node-0001 " * 400_000
     assert store.compare_and_swap("a", large, 0) == 1
     assert store.get("a") == Entry(large, 1)
@@ -153,7 +153,7 @@ def test_large_values_are_compressed_and_one_too_large_is_refused_before_it_is_w
     assert store.compare_and_swap("a", os.urandom(MAX_KEPT_BYTES - 1000), 1) == 2
 
 
-def test_what_somebody_else_wrote_is_not_read(server: EtcdServer, store: EtcdStore) -> None:
+def test_a_value_written_by_another_program_is_refused(server: EtcdServer, store: EtcdStore) -> None:
     body = {"key": "aG9sZGZhc3QvYQ==", "value": "eA=="}  # holdfast/a, x
     assert httpx.post(f"{server.address}/v3/kv/put", json=body).is_success
     with pytest.raises(BadInputError, match=r"holdfast/a.*holdfast did not write"):

@@ -36,11 +36,11 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
         yield stack.enter_context(contextlib.closing(open_store(url)))
 
 
-def test_missing_key(store: Store) -> None:
+def test_a_missing_key_has_no_entry(store: Store) -> None:
     assert store.get("job/a") is None
 
 
-def test_create_then_change(store: Store) -> None:
+def test_a_key_is_created_and_then_changed(store: Store) -> None:
     assert store.compare_and_swap("a", b"one", 0) == 1
     entry = store.get("a")
     assert entry is not None
@@ -52,7 +52,7 @@ def test_create_then_change(store: Store) -> None:
 
 
 @pytest.mark.parametrize("expected", [0, 2, 7])
-def test_another_revision_changes_nothing(store: Store, expected: int) -> None:
+def test_a_write_with_a_wrong_revision_changes_nothing(store: Store, expected: int) -> None:
     store.compare_and_swap("a", b"one", 0)
     assert store.compare_and_swap("a", b"other", expected) is None
     entry = store.get("a")
@@ -60,12 +60,12 @@ def test_another_revision_changes_nothing(store: Store, expected: int) -> None:
     assert (entry.value, entry.revision) == (b"one", 1)
 
 
-def test_a_missing_key_has_no_revision_to_expect(store: Store) -> None:
+def test_a_write_with_a_revision_of_a_missing_key_is_refused(store: Store) -> None:
     assert store.compare_and_swap("a", b"x", 1) is None
     assert store.get("a") is None
 
 
-def test_keys_are_apart_and_bytes_are_kept(store: Store) -> None:
+def test_values_of_any_bytes_are_stored_under_separate_keys(store: Store) -> None:
     values = {"a": b"", "b": bytes(range(256)) * 4096, "ключ/./x": b"\x00\xff"}
     for revision, (key, value) in enumerate(values.items(), start=1):
         assert store.compare_and_swap(key, value, 0) == revision
@@ -87,7 +87,7 @@ def test_a_listing_has_the_keys_under_a_prefix(store: Store) -> None:
     assert store.list("nothing").entries == {}
 
 
-def test_a_watch_sees_what_is_newer_than_a_listing(store: Store) -> None:
+def test_a_watch_returns_changes_newer_than_a_listing(store: Store) -> None:
     store.compare_and_swap("jobs/a", b"1", 0)
     store.compare_and_swap("jobs/b", b"1", 0)
     with contextlib.closing(store.watch("jobs/", store.list("jobs/").revision)) as watch:
@@ -101,7 +101,7 @@ def test_a_watch_sees_what_is_newer_than_a_listing(store: Store) -> None:
         assert watch.next(0.0) == {"jobs/a": Entry(b"3", 5), "jobs/b": Entry(b"1", 2)}
 
 
-def test_what_is_removed_is_gone_and_its_revision_is_given_to_nobody(store: Store) -> None:
+def test_a_removed_key_is_missing_and_its_revision_is_not_reused(store: Store) -> None:
     for key in ("jobs/a", "jobs/b"):
         store.compare_and_swap(key, b"1", 0)
     assert not store.remove("jobs/b", 1)
@@ -117,7 +117,7 @@ def test_what_is_removed_is_gone_and_its_revision_is_given_to_nobody(store: Stor
     assert store.compare_and_swap("jobs/a", b"3", 0) == 6
 
 
-def test_a_watch_of_a_store_that_is_not_there_yet_waits_for_it(store: Store) -> None:
+def test_a_watch_started_before_the_first_write_returns_it(store: Store) -> None:
     with contextlib.closing(store.watch("a", 0)) as watch:
         assert watch.next(0.0) == {}
         store.compare_and_swap("a", b"1", 0)
@@ -144,14 +144,14 @@ def test_a_watch_ends_with_its_store(store: Store) -> None:
         watch.next(0.0)
 
 
-def test_another_thread_may_write(store: Store) -> None:
+def test_a_store_can_be_written_from_another_thread(store: Store) -> None:
     assert store.get("a") is None
     with ThreadPoolExecutor(1) as thread:
         assert thread.submit(store.compare_and_swap, "a", b"1", 0).result(timeout=60.0) == 1
     assert store.get("a") == Entry(b"1", 1)
 
 
-def test_a_closed_store_says_so(store: Store) -> None:
+def test_calls_of_a_closed_store_raise_an_error(store: Store) -> None:
     store.close()
     store.close()
     with pytest.raises(StoreError, match="closed"):
@@ -191,7 +191,9 @@ def anew(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @given(operations=_operations)
 @settings(max_examples=40, deadline=None)
-def test_it_is_a_map_with_revisions(anew: Callable[[], Store], operations: list[tuple[str, bytes | None, int]]) -> None:
+def test_a_store_behaves_like_a_map_with_revisions(
+    anew: Callable[[], Store], operations: list[tuple[str, bytes | None, int]]
+) -> None:
     model: dict[str, tuple[bytes, int]] = {}
     with contextlib.closing(anew()) as store:
         before = revision = store.list("").revision
@@ -233,7 +235,7 @@ store.close()
 """
 
 
-def test_processes_that_race_lose_no_increment(tmp_path: Path) -> None:
+def test_concurrent_processes_lose_no_increment(tmp_path: Path) -> None:
     url, each = f"sqlite:{tmp_path / 'store.db'}", 200
     counters = [
         subprocess.Popen([sys.executable, "-c", _COUNTER, url, str(each)], stdin=subprocess.PIPE, text=True)
@@ -254,7 +256,7 @@ def test_processes_that_race_lose_no_increment(tmp_path: Path) -> None:
     assert (int(entry.value), entry.revision) == (3 * each, 3 * each)
 
 
-def test_what_was_written_outlives_a_kill(tmp_path: Path) -> None:
+def test_a_value_survives_a_kill_of_the_writer(tmp_path: Path) -> None:
     url = f"sqlite:{tmp_path / 'store.db'}"
     code = (
         "import os, signal, sys; from holdfast.control.store.store_choice import open_store\n"
@@ -268,7 +270,7 @@ def test_what_was_written_outlives_a_kill(tmp_path: Path) -> None:
     assert entry.value == b"kept"
 
 
-def test_what_was_written_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sqlite_write_is_synced_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
     fsync = os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: (synced.append(os.readlink(f"/proc/self/fd/{file}")), fsync(file)))
@@ -282,7 +284,7 @@ def test_what_was_written_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyP
     store.close()
 
 
-def test_the_file_is_private_and_alone_when_closed(tmp_path: Path) -> None:
+def test_a_closed_sqlite_store_leaves_one_private_file(tmp_path: Path) -> None:
     store = open_store(f"sqlite:{tmp_path / 'store.db'}")
     store.compare_and_swap("a", b"secret", 0)
     modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
@@ -291,14 +293,14 @@ def test_the_file_is_private_and_alone_when_closed(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["store.db"]
 
 
-def test_reading_creates_no_file(tmp_path: Path) -> None:
+def test_reading_a_missing_sqlite_store_creates_no_file(tmp_path: Path) -> None:
     store = open_store(f"sqlite:{tmp_path / 'store.db'}")
     assert store.get("a") is None
     assert list(tmp_path.iterdir()) == []
     store.close()
 
 
-def test_two_that_open_before_the_file_is_there_share_it(tmp_path: Path) -> None:
+def test_two_stores_opened_before_the_file_exists_share_it(tmp_path: Path) -> None:
     first, second = (open_store(f"sqlite:{tmp_path / 'store.db'}") for _ in range(2))
     assert first.compare_and_swap("a", b"1", 0) == 1
     assert second.compare_and_swap("a", b"2", 0) is None
@@ -321,7 +323,7 @@ def _folder_bytes(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("schema", [SCHEMA_VERSION - 1, SCHEMA_VERSION + 1])
-def test_another_schema_is_refused_and_untouched(tmp_path: Path, schema: int) -> None:
+def test_a_database_with_another_schema_is_refused_unchanged(tmp_path: Path, schema: int) -> None:
     path = _made(tmp_path / "store.db")
     connection = sqlite3.connect(path)
     connection.execute(f"PRAGMA user_version = {schema}")
@@ -335,7 +337,7 @@ def test_another_schema_is_refused_and_untouched(tmp_path: Path, schema: int) ->
 @pytest.mark.parametrize(
     "content", [b"", b"not a database\n" * 40, b"SQLite format 3\x00"], ids=["empty", "text", "cut"]
 )
-def test_what_is_no_database_is_refused_and_untouched(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_a_database_is_refused_unchanged(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "store.db"
     path.write_bytes(content)
     with pytest.raises(BadInputError, match="not a database"):
@@ -350,7 +352,7 @@ def test_a_broken_database_is_refused(tmp_path: Path) -> None:
         open_store(f"sqlite:{path}")
 
 
-def test_a_database_whose_damage_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_a_database_with_undecodable_damage_is_refused(tmp_path: Path) -> None:
     """SQLite quotes the damaged bytes in its error message, which Python cannot decode."""
     path = _made(tmp_path / "store.db")
     damaged = path.read_bytes().replace(b"PRIMARY KEY", b"PRIM\xb5RY KEY")
@@ -360,7 +362,7 @@ def test_a_database_whose_damage_is_no_text_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["value = 'text'", "value = 7", "revision = 'x'", "revision = 1.5"])
-def test_entries_of_other_types_are_damage(tmp_path: Path, change: str) -> None:
+def test_an_entry_of_a_wrong_type_is_reported_as_damage(tmp_path: Path, change: str) -> None:
     path = _made(tmp_path / "store.db")
     with contextlib.closing(open_store(f"sqlite:{path}")) as store:
         assert store.compare_and_swap("damaged", b"1", 0)
@@ -372,7 +374,7 @@ def test_entries_of_other_types_are_damage(tmp_path: Path, change: str) -> None:
                 read()
 
 
-def test_another_programs_database_is_refused_and_untouched(tmp_path: Path) -> None:
+def test_a_database_of_another_program_is_refused_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "other.db"
     connection = sqlite3.connect(path)
     connection.execute("CREATE TABLE notes (text TEXT)")
@@ -383,7 +385,7 @@ def test_another_programs_database_is_refused_and_untouched(tmp_path: Path) -> N
     assert _folder_bytes(tmp_path) == before
 
 
-def test_a_store_that_another_process_has_locked_is_no_bad_input(tmp_path: Path) -> None:
+def test_a_locked_store_is_not_reported_as_bad_input(tmp_path: Path) -> None:
     path = _made(tmp_path / "store.db")
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
@@ -394,7 +396,7 @@ def test_a_store_that_another_process_has_locked_is_no_bad_input(tmp_path: Path)
     SqliteStore(path, busy_timeout_s=0.01).close()
 
 
-def test_a_path_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+def test_an_unwritable_store_path_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "missing" / "store.db", tmp_path):
         with pytest.raises(BadInputError, match=f"{path} cannot be opened"):
             open_store(f"sqlite:{path}")
@@ -403,6 +405,6 @@ def test_a_path_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "url", ["", "sqlite", "sqlite:", "memory", "memory:x", "etcd://h:1", "/tmp/x.db", "mysql:x", "etcd:"]
 )
-def test_other_urls_are_refused(url: str) -> None:
+def test_an_unknown_store_url_is_refused(url: str) -> None:
     with pytest.raises(BadInputError, match="the store is"):
         open_store(url)

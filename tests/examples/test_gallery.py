@@ -19,7 +19,7 @@ SLOW = {"llama", "mixtral", "compiled"}
 ROUNDING = {"fp16": 1e-5}
 
 
-def test_no_script_needs_more_than_fifteen_changed_lines(warm_torch: str) -> None:
+def test_every_script_needs_at_most_fifteen_changed_lines(warm_torch: str) -> None:
     done = run_warm(warm_torch, GALLERY / "changed_lines.py")
     rows = {row[0]: row[1:] for row in map(str.split, done.stdout.splitlines()[1:])}
     assert sorted(rows) == NAMES
@@ -32,7 +32,7 @@ def test_no_script_needs_more_than_fifteen_changed_lines(warm_torch: str) -> Non
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in SLOW])
-def test_a_script_alone_computes_what_its_plain_twin_does(
+def test_a_script_on_one_worker_computes_the_same_as_its_plain_version(
     name: str, warm_torch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The plain twin receives its samples in holdfast's order."""

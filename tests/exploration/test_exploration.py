@@ -16,21 +16,21 @@ _SHORT = (
 
 
 @pytest.mark.parametrize("name", _SHORT)
-def test_short_variants_are_as_they_must_be(name: str) -> None:
+def test_short_variants_have_the_expected_verdict(name: str) -> None:
     (variant,) = (one for one in VARIANTS if one.rules.name == name)
     found = explore(variant.rules, seconds=60)
     assert is_as_expected(variant, found), found
     assert bool(found.way) != variant.is_safe
 
 
-def test_what_never_ends_is_found() -> None:
+def test_states_without_a_path_to_an_end_are_detected() -> None:
     """If no state counts as an end, no state has a path to one."""
     found = explore(INSTEAD, is_end=lambda _state: False)
     assert found.verdict == STUCK
     assert found.way == ()
 
 
-def test_what_was_found_is_shown_with_the_shortest_way(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_violation_is_printed_with_the_shortest_path_to_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--way", "steps are announced without the owed"]) == 0
     output = capsys.readouterr().out
     assert UNSAFE in output
@@ -38,6 +38,6 @@ def test_what_was_found_is_shown_with_the_shortest_way(capsys: pytest.CaptureFix
     assert "handles begin" in output
 
 
-def test_variants_have_names_of_their_own() -> None:
+def test_variants_have_unique_names() -> None:
     names = [variant.rules.name for variant in VARIANTS]
     assert len(set(names)) == len(names)

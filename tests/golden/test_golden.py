@@ -65,7 +65,7 @@ def lacks(wanted: Any, found: Any, path: str = "") -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_what_was_written_is_read_with_the_same_values(name: str) -> None:
+def test_data_of_an_earlier_version_is_read_with_the_same_values(name: str) -> None:
     read_binary, read_line = msgspec.msgpack.Decoder(FORMATS[name]), msgspec.json.Decoder(FORMATS[name])
     for kind, written in WRITTEN[name].items():
         value = (
@@ -77,20 +77,20 @@ def test_what_was_written_is_read_with_the_same_values(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_each_kind_was_written(name: str) -> None:
+def test_each_kind_has_a_golden_example(name: str) -> None:
     """A new kind: `python tests/golden/write_golden.py`."""
     kinds = {kind.split()[0] for kind, _ in examples_of(FORMATS[name])}
     assert kinds - {kind.split()[0] for kind in WRITTEN[name]} == set()
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_what_is_written_today_is_what_was_written(name: str) -> None:
+def test_this_version_writes_the_same_data_as_an_earlier_version(name: str) -> None:
     """The next version can be undone: this one reads what that wrote."""
     for kind, value in examples_of(FORMATS[name]):
         assert list(lacks(WRITTEN[name][kind]["fields"], plain(value))) == [], kind
 
 
-def test_a_renamed_tag_is_found() -> None:
+def test_a_renamed_tag_is_detected() -> None:
     assert list(lacks({"type": "Hello", "a": [1, 2]}, {"type": "Hallo", "a": [1, 3]})) == [
         ".type: 'Hello' is 'Hallo'",
         ".a[1]: 2 is 3",
@@ -104,13 +104,13 @@ def test_a_field_may_be_appended_to_an_array_like_struct() -> None:
     assert list(lacks([[3, 0.5]], plain(([3, 0.5, 0],)))) == ["[0]: [3, 0.5] is [3, 0.5, 0]"]
 
 
-def test_a_checkpoint_that_was_written_is_whole() -> None:
+def test_a_checkpoint_of_an_earlier_version_is_complete() -> None:
     storage = LocalStorage(FOLDER / "checkpoint")
     (name,) = find_checkpoints(storage)
     assert verify(storage, name.folder) == name.step == 12
 
 
-def test_parts_of_a_snapshot_that_were_written_are_found_and_read(tmp_path: Path) -> None:
+def test_snapshot_parts_of_an_earlier_version_are_found_and_read(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(FOLDER / "snapshot", tmp_path / "snapshot"))
     damaged: list[str] = []
     parts = find_parts(folder, "tiny_moe", lambda path, why: damaged.append(why))
@@ -122,7 +122,7 @@ def test_parts_of_a_snapshot_that_were_written_are_found_and_read(tmp_path: Path
         stored.close()
 
 
-def test_a_job_file_that_was_written_gives_the_same_job() -> None:
+def test_a_job_file_of_an_earlier_version_gives_the_same_job() -> None:
     spec = job_spec(collect_job(str(FOLDER / "job.toml"), (), (), {}))
     found = json.loads(msgspec.json.encode(msgspec.to_builtins(spec)))
     assert list(lacks(json.loads((FOLDER / "job.json").read_text()), found)) == []

@@ -36,9 +36,7 @@ def saving(folder: Path) -> tuple[str, ...]:
     return ("--checkpoint-dir", str(folder / "kept"), "--checkpoint-every", "1000")
 
 
-def test_where_it_raises_on_one_rank_the_step_is_saved_and_the_job_ends_with_the_cause(
-    start_job: StartJob, tmp_path: Path
-) -> None:
+def test_an_after_apply_error_on_one_rank_saves_the_step_and_fails_the_job(start_job: StartJob, tmp_path: Path) -> None:
     """The experts that only this rank holds are also saved."""
     options = saving(tmp_path)
     job = start_job(*FOREVER, *RAISING, "--raise-on", "1", nodes=2, options=options, script=TINY_MOE)
@@ -50,7 +48,9 @@ def test_where_it_raises_on_one_rank_the_step_is_saved_and_the_job_ends_with_the
     assert [event.step for event in again.all(StepCommitted)] == [6]
 
 
-def test_where_it_raises_in_all_members_that_go_forward(start_job: StartJob, tmp_path: Path) -> None:
+def test_an_after_apply_error_on_all_survivors_saves_the_step_and_fails_the_job(
+    start_job: StartJob, tmp_path: Path
+) -> None:
     """A node dies after all survivors have passed step 5 and before they apply it; each survivor applies it."""
     gate = tmp_path / "go"
     job = start_job(*FOREVER, *RAISING, "--gate", str(gate), options=saving(tmp_path))

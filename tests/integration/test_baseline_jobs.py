@@ -20,7 +20,7 @@ from holdfast.protocol.events import (
 from tests.harness.local_job import LocalJob
 
 
-def test_static_experts_leave_nodes_idle_and_use_them_when_one_fails(start_job: StartJob) -> None:
+def test_with_static_experts_an_idle_node_replaces_a_failed_one(start_job: StartJob) -> None:
     options = ("--static-experts", "--emulate-compute", "0.0005/token")
     job = start_job(*FOREVER, "--step-seconds", "0.8", nodes=5, options=options, script=TINY_MOE)
     started = job.wait(GenerationStarted)
@@ -39,7 +39,9 @@ def test_static_experts_leave_nodes_idle_and_use_them_when_one_fails(start_job: 
     check_losses(job, script=TINY_MOE, least=6)
 
 
-def test_a_restart_loads_the_checkpoint_and_does_lost_steps_again(start_job: StartJob, tmp_path: Path) -> None:
+def test_a_restart_of_all_workers_loads_the_checkpoint_and_repeats_lost_steps(
+    start_job: StartJob, tmp_path: Path
+) -> None:
     options = ("--on-node-failure", "restart-all", "--static-experts", "--emulate-compute", "0.0002/token")
     options = (*options, "--checkpoint-dir", str(tmp_path / "kept"), "--checkpoint-every", "4")
     job = start_job(*FOREVER, "--step-seconds", "0.8", nodes=4, options=options, script=TINY_MOE)
@@ -68,7 +70,7 @@ def seconds_a_step(job: LocalJob, since: int) -> float:
     return (after.time - before.time) / 5
 
 
-def test_emulated_micro_batches_take_longer_in_a_smaller_world_and_on_a_slow_rank(start_job: StartJob) -> None:
+def test_emulated_steps_take_longer_in_a_smaller_world_and_on_a_slow_rank(start_job: StartJob) -> None:
     job = start_job(*FOREVER, nodes=3, options=("--emulate-compute", "0.05/micro-batch"))
     job.wait(StepCommitted, step=2)
     assert seconds_a_step(job, len(job.events)) >= 0.09  # Each rank has two of 6 micro-batches.

@@ -31,7 +31,7 @@ def _with_transformers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_with_transformers")
-def test_a_converted_model_lives_through_kills_and_joins(start_job: StartJob) -> None:
+def test_a_converted_model_keeps_its_losses_through_kills_and_joins(start_job: StartJob) -> None:
     """Losses agree to 1e-9, and all workers have bit-equal states after each step, including the gates' biases."""
     options = (*SLOTS, "--verify-state", "1")
     job = start_job(*FOREVER, *ARGUMENTS, "--pause", "0.2", nodes=3, options=options, script=EXAMPLE)

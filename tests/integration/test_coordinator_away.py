@@ -22,7 +22,7 @@ from holdfast.protocol.job_spec import JobSpec
 LEASE_S = CoordinatorConfig(spec=JobSpec()).lease_s
 
 
-def test_steps_go_on_while_the_coordinator_is_dead(start_job: StartJob) -> None:
+def test_training_continues_while_the_coordinator_is_dead(start_job: StartJob) -> None:
     # A forked coordinator would be back before a step is done, so this job starts cold.
     job = start_job("--steps", "45", "--step-seconds", "0.4", cold=True)
     job.wait(StepCommitted, step=5)
@@ -38,7 +38,7 @@ def test_steps_go_on_while_the_coordinator_is_dead(start_job: StartJob) -> None:
     assert not job.all(FailureDetected)
 
 
-def test_a_node_lost_while_the_coordinator_is_away_is_mourned_later(start_job: StartJob) -> None:
+def test_a_node_lost_while_the_coordinator_is_dead_is_detected_after_its_restart(start_job: StartJob) -> None:
     job = start_job(*FOREVER, "--step-seconds", "0.4")
     job.wait(StepCommitted, step=5)
     victim = job.nodes()[1]
@@ -50,7 +50,7 @@ def test_a_node_lost_while_the_coordinator_is_away_is_mourned_later(start_job: S
     goes_on_until_interrupted(job)
 
 
-def test_a_paused_coordinator_expels_nobody(start_job: StartJob) -> None:
+def test_a_coordinator_paused_longer_than_a_lease_expels_no_node(start_job: StartJob) -> None:
     job = start_job(*FOREVER, "--step-seconds", "0.4")
     job.wait(StepCommitted, step=5)
     pid = job.wait(JobStarted).coordinator_pid

@@ -36,7 +36,7 @@ def is_whole_again(job: LocalJob) -> None:
     wait_until(is_complete)
 
 
-def test_joiners_before_between_and_after_both_parts_and_a_leaver_that_hands_over(start_job: StartJob) -> None:
+def test_a_move_survives_the_death_of_the_standby_or_the_draining_node(start_job: StartJob) -> None:
     job = start_job(*FOREVER, "--step-seconds", "0.6", script=TINY_MOE, options=OPTIONS)
     job.wait(StandbyReady)
     leaver, since = job.nodes()[1], len(job.events)

@@ -9,7 +9,7 @@ from holdfast.protocol.events import CorruptionFound, FailureDetected, NodeLeft,
 LEFTOVER = TINY.with_name("leftover.py")
 
 
-def test_a_learning_rate_of_each_worker_s_own_ends_the_job_with_the_cause(start_job: StartJob) -> None:
+def test_a_learning_rate_that_differs_on_every_worker_fails_the_job(start_job: StartJob) -> None:
     job = start_job("random", script=LEFTOVER)
     assert job.wait_exit(60) == 1, job.story()
     (found,) = job.all(CorruptionFound)
@@ -19,7 +19,7 @@ def test_a_learning_rate_of_each_worker_s_own_ends_the_job_with_the_cause(start_
     assert [step.step for step in job.all(StepCommitted)] == [1]
 
 
-def test_an_optimizer_that_counts_outside_its_state_is_found_after_a_join(start_job: StartJob) -> None:
+def test_an_optimizer_that_counts_outside_its_state_is_detected_after_a_join(start_job: StartJob) -> None:
     """The worker that joins is replaced once, and then the job ends: no healthy node is quarantined."""
     job = start_job("counts", script=LEFTOVER)
     job.wait(StepCommitted, step=3)

@@ -30,7 +30,7 @@ from holdfast.protocol.events import (
 )
 
 
-def test_every_node_leaves_in_turn_and_comes_back(start_job: StartJob) -> None:
+def test_a_rolling_drain_drains_and_restarts_every_node(start_job: StartJob) -> None:
     job = start_job(*FOREVER, "--step-seconds", "0.1", options=("--verify-state", "1"))
     job.wait(StepCommitted, step=3)
     pids = {node: job.pids(node)[1][0] for node in job.nodes()}
@@ -45,7 +45,7 @@ def test_every_node_leaves_in_turn_and_comes_back(start_job: StartJob) -> None:
     check_losses(job, script=TINY, least=6)
 
 
-def test_one_that_is_killed_while_all_leave_in_turn_is_left_by_itself(start_job: StartJob) -> None:
+def test_a_rolling_drain_skips_a_killed_node(start_job: StartJob) -> None:
     job = start_job(*FOREVER, "--step-seconds", "0.1")
     job.wait(StepCommitted, step=3)
     with ThreadPoolExecutor() as pool:
@@ -61,7 +61,7 @@ def test_one_that_is_killed_while_all_leave_in_turn_is_left_by_itself(start_job:
     check_losses(job, script=TINY, least=6)
 
 
-def test_a_node_that_has_left_stays_away_until_it_may_come_back(start_job: StartJob) -> None:
+def test_a_drained_node_joins_again_only_after_undrain(start_job: StartJob) -> None:
     options = ("--expert-slots", "8", "--verify-state", "1")
     job = start_job(*FOREVER, "--step-seconds", "0.2", script=TINY_MOE, options=options)
     job.wait(StepCommitted, step=3)
@@ -77,7 +77,7 @@ def test_a_node_that_has_left_stays_away_until_it_may_come_back(start_job: Start
     check_losses(job, script=TINY_MOE, least=6)
 
 
-def test_a_node_whose_agent_is_told_to_end_leaves_first_and_nobody_has_failed(start_job: StartJob) -> None:
+def test_sigterm_to_an_agent_drains_its_node_without_a_failure(start_job: StartJob) -> None:
     job = start_job(*FOREVER, "--step-seconds", "0.2", options=("--grace", "60s", "--verify-state", "1"))
     job.wait(StepCommitted, step=3)
     agent, workers = job.pids("node-1")
@@ -90,7 +90,7 @@ def test_a_node_whose_agent_is_told_to_end_leaves_first_and_nobody_has_failed(st
     check_losses(job, script=TINY, least=6)
 
 
-def test_told_twice_it_ends_at_once_and_is_lost(start_job: StartJob) -> None:
+def test_a_second_sigterm_ends_a_draining_agent_at_once(start_job: StartJob) -> None:
     job = start_job(*FOREVER, "--step-seconds", "2", options=("--grace", "60s"))
     job.wait(StepCommitted, step=1)
     agent, _ = job.pids("node-1")
@@ -103,7 +103,7 @@ def test_told_twice_it_ends_at_once_and_is_lost(start_job: StartJob) -> None:
     goes_on_until_interrupted(job, steps=1)
 
 
-def test_a_standby_takes_the_place_of_one_that_is_told_to_end(start_job: StartJob) -> None:
+def test_a_standby_replaces_a_node_after_sigterm_to_its_agent(start_job: StartJob) -> None:
     options = ("--grace", "60s", "--standbys", "1", "--verify-state", "1")
     job = start_job(*FOREVER, "--step-seconds", "0.2", options=options)
     job.wait(StandbyReady)

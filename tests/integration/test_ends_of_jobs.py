@@ -23,7 +23,7 @@ from holdfast.protocol.events import (
 )
 
 
-def test_ctrl_c_ends_everything(start_job: StartJob) -> None:
+def test_ctrl_c_ends_all_processes_of_a_job(start_job: StartJob) -> None:
     memory = set(os.listdir("/dev/shm"))
     job = start_job(*FOREVER, "--step-seconds", "0.05")
     job.wait(StepCommitted, step=3)
@@ -36,7 +36,9 @@ def test_ctrl_c_ends_everything(start_job: StartJob) -> None:
     assert set(os.listdir("/dev/shm")) <= memory
 
 
-def test_the_last_copy_is_lost_without_a_checkpoint_and_somebody_is_told(start_job: StartJob, tmp_path: Path) -> None:
+def test_losing_all_copies_without_a_checkpoint_fails_the_job_with_an_alert(
+    start_job: StartJob, tmp_path: Path
+) -> None:
     alerts = tmp_path / "alerts"
     job = start_job(*FOREVER, "--step-seconds", "0.1", nodes=2, options=("--alert", f"tee -a {alerts}"))
     job.wait(StepCommitted, step=5)
@@ -48,7 +50,7 @@ def test_the_last_copy_is_lost_without_a_checkpoint_and_somebody_is_told(start_j
     assert json.loads(alerts.read_text().splitlines()[-1])["about_seq"] == failed.seq
 
 
-def test_all_copies_lost_roll_back_to_the_checkpoint_before_a_damaged_one(start_job: StartJob, tmp_path: Path) -> None:
+def test_a_job_that_lost_all_copies_rolls_back_past_a_damaged_checkpoint(start_job: StartJob, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     options = ("--checkpoint-dir", str(folder), "--checkpoint-every", "10")
     gate = tmp_path / "go"
@@ -89,7 +91,7 @@ def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=90, cwd=cwd, env=environment)
 
 
-def test_bad_input_to_the_script_is_told_without_a_traceback_and_exit_code_2(tmp_path: Path) -> None:
+def test_bad_input_to_the_script_is_reported_without_a_traceback(tmp_path: Path) -> None:
     """tests/cli has the inputs that the command line itself refuses."""
     bad = ("--global-batch", "10", "--micro-batch", "4")
     done = run("run", "--nodes", "2", "--zygote", job_cases.zygote, str(TINY), *bad, cwd=tmp_path)
@@ -98,7 +100,7 @@ def test_bad_input_to_the_script_is_told_without_a_traceback_and_exit_code_2(tmp
     assert "Traceback" not in done.stderr + done.stdout
 
 
-def test_a_worker_with_another_configuration_is_refused_and_the_job_goes_on(start_job: StartJob) -> None:
+def test_a_worker_with_a_different_configuration_is_refused_and_the_job_continues(start_job: StartJob) -> None:
     job = start_job(*FOREVER, "--step-seconds", "0.1", nodes=2)
     job.wait(StepCommitted, step=3)
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(job.folder.parent), "OMP_NUM_THREADS": "1"}

@@ -57,7 +57,7 @@ def test_a_sample_that_always_raises_ends_the_job(start_job: StartJob, tmp_path:
     ("where", "expected"),
     [("interrupt", "KeyboardInterrupt (raising.py"), ("exit", "sys.exit(7) (r")],
 )
-def test_where_all_ranks_raise_what_they_have_is_saved_first(
+def test_a_job_saves_its_state_before_it_fails_if_all_ranks_raise(
     start_job: StartJob, tmp_path: Path, where: str, expected: str
 ) -> None:
     job = start_job(*SLOWLY, "--where", where, "--at", "7", nodes=2, options=saving(tmp_path), script=RAISING)
@@ -66,7 +66,9 @@ def test_where_all_ranks_raise_what_they_have_is_saved_first(
     assert job.all(StepCommitted)[-1].step == 6
 
 
-def test_what_one_node_raises_restarts_its_process_and_the_others_go_on(start_job: StartJob, tmp_path: Path) -> None:
+def test_an_exception_on_one_node_restarts_its_process_and_the_others_continue(
+    start_job: StartJob, tmp_path: Path
+) -> None:
     once = tmp_path / "once"
     once.touch()
     job = start_job(*SLOWLY, "--where", "loop", "--at", "5", "--once", str(once), script=RAISING)
@@ -81,7 +83,9 @@ def test_what_one_node_raises_restarts_its_process_and_the_others_go_on(start_jo
     assert not job.all(RolledBack)
 
 
-def test_the_only_worker_that_raises_is_saved_and_started_again(start_job: StartJob, tmp_path: Path) -> None:
+def test_the_only_worker_saves_its_state_and_is_restarted_after_an_exception(
+    start_job: StartJob, tmp_path: Path
+) -> None:
     """No other node has its state. The work is blamed for the second failure, because no other node exists."""
     job = start_job(*SLOWLY, "--where", "compute", "--at", "5", nodes=1, options=saving(tmp_path), script=RAISING)
     assert job.wait_exit(60) == 1, job.story()
@@ -95,7 +99,9 @@ def test_the_only_worker_that_raises_is_saved_and_started_again(start_job: Start
     ("where", "expected"),
     [("before", "ValueError: bad before 0 (raising.py, line "), ("done", "the script ended before its first step")],
 )
-def test_a_script_that_ends_before_its_loop_on_all_nodes(start_job: StartJob, where: str, expected: str) -> None:
+def test_a_script_that_ends_before_its_loop_on_all_nodes_fails_the_job(
+    start_job: StartJob, where: str, expected: str
+) -> None:
     job = start_job(*FOREVER, "--where", where, script=RAISING)
     assert job.wait_exit(60) == 1, job.story()
     assert expected in job.all(JobFailed)[0].why

@@ -33,7 +33,7 @@ VERIFY = ("--verify-state", "1")
 SLOWLY = ("--step-seconds", "0.8")
 
 
-def test_a_job_that_loses_and_gains_experts_computes_the_same(start_job: StartJob) -> None:
+def test_a_moe_job_that_loses_and_gains_nodes_has_unchanged_losses(start_job: StartJob) -> None:
     # Three nodes have room for exactly two copies of each of six experts, so any loss requires new copies.
     options, experts = (*VERIFY, "--expert-slots", "4"), ("--experts", "6")
     job = start_job(*FOREVER, *experts, *SLOWLY, nodes=4, options=options, script=TINY_MOE)
@@ -66,7 +66,7 @@ def test_a_job_that_loses_and_gains_experts_computes_the_same(start_job: StartJo
 
 
 @pytest.mark.soak
-def test_down_to_one_node_and_up_to_three(start_job: StartJob) -> None:
+def test_a_moe_job_shrinks_to_one_node_and_grows_to_three(start_job: StartJob) -> None:
     options = (*VERIFY, "--expert-slots", "8")
     job = start_job(*FOREVER, *SLOWLY, nodes=3, options=options, script=TINY_MOE)
     job.wait(StepCommitted, step=5)
@@ -107,7 +107,7 @@ def test_a_kill_at_a_phase_boundary_loses_no_expert(start_job: StartJob) -> None
     check_losses(job, script=TINY_MOE, least=13)
 
 
-def test_a_node_dies_while_experts_move(start_job: StartJob) -> None:
+def test_a_node_that_dies_while_experts_move_loses_no_expert(start_job: StartJob) -> None:
     """The migration is aborted, and no dropped expert is missing, because each expert has three owners."""
     options = (*VERIFY, "--expert-slots", "6", "--fault-threshold", "3")
     job = start_job(*FOREVER, *SLOWLY, nodes=5, options=options, script=TINY_MOE)
@@ -125,7 +125,7 @@ def test_a_node_dies_while_experts_move(start_job: StartJob) -> None:
     assert not job.all(RolledBack)
 
 
-def test_an_expert_without_a_copy_ends_a_job_that_has_no_checkpoint(start_job: StartJob) -> None:
+def test_an_expert_without_a_copy_fails_a_job_without_checkpoints(start_job: StartJob) -> None:
     """Every expert has one copy. Without the lost node there is not enough room, so the job waits for another node."""
     options = ("--expert-slots", "4", "--fault-threshold", "1")
     job = start_job(*FOREVER, *SLOWLY, nodes=2, options=options, script=TINY_MOE)
@@ -139,7 +139,7 @@ def test_an_expert_without_a_copy_ends_a_job_that_has_no_checkpoint(start_job: S
     assert why in job.output()
 
 
-def test_an_expert_without_a_copy_rolls_the_job_back(start_job: StartJob, tmp_path: Path) -> None:
+def test_an_expert_without_a_copy_rolls_the_job_back_to_its_checkpoint(start_job: StartJob, tmp_path: Path) -> None:
     options = ("--expert-slots", "4", "--fault-threshold", "1", "--checkpoint-dir", str(tmp_path / "kept"))
     options = (*options, "--checkpoint-every", "5", *VERIFY)
     job = start_job(*FOREVER, *SLOWLY, nodes=2, options=options, script=TINY_MOE)
@@ -154,7 +154,7 @@ def test_an_expert_without_a_copy_rolls_the_job_back(start_job: StartJob, tmp_pa
 
 
 @pytest.mark.soak
-def test_a_job_resumes_with_its_experts_in_another_world(start_job: StartJob, tmp_path: Path) -> None:
+def test_a_moe_job_resumes_from_a_checkpoint_with_fewer_nodes(start_job: StartJob, tmp_path: Path) -> None:
     options = ("--checkpoint-dir", str(tmp_path / "kept"), "--checkpoint-every", "10", "--expert-slots", "4")
     first = start_job("--steps", "20", nodes=3, options=options, script=TINY_MOE)
     assert first.wait_exit() == 0
@@ -165,7 +165,7 @@ def test_a_job_resumes_with_its_experts_in_another_world(start_job: StartJob, tm
     check_losses(again, script=TINY_MOE, least=10)
 
 
-def test_several_workers_a_node_and_fewer_micro_batches_than_workers(start_job: StartJob) -> None:
+def test_a_moe_job_trains_with_fewer_micro_batches_than_workers(start_job: StartJob) -> None:
     """24 samples are six micro-batches of 4 for eight workers, so two workers only serve experts."""
     options = (*VERIFY, "--workers-per-node", "2", "--expert-slots", "4")
     job = start_job(*FOREVER, *SLOWLY, nodes=4, options=options, script=TINY_MOE)
@@ -178,7 +178,7 @@ def test_several_workers_a_node_and_fewer_micro_batches_than_workers(start_job: 
 
 
 @pytest.mark.soak
-def test_nodes_may_have_different_numbers_of_workers(start_job: StartJob, tmp_path: Path) -> None:
+def test_nodes_of_a_moe_job_can_have_different_numbers_of_workers(start_job: StartJob, tmp_path: Path) -> None:
     """One node has two workers, the other has one; each node hosts every expert once."""
     args = (*FOREVER, *SLOWLY, "--gate", str(tmp_path / "go"))
     job = start_job(*args, nodes=1, options=("--workers-per-node", "2", "--expert-slots", "8"), script=TINY_MOE)
@@ -209,7 +209,7 @@ def second_agent(job: LocalJob, *options: str) -> Iterator[None]:
             agent.kill()
 
 
-def test_too_few_slots_for_the_experts_are_bad_input(start_job: StartJob) -> None:
+def test_too_few_expert_slots_are_bad_input(start_job: StartJob) -> None:
     job = start_job("--experts", "9", nodes=2, options=("--expert-slots", "4"), script=TINY_MOE)
     assert job.wait_exit() == 2
     assert "9 experts" in job.output()

@@ -45,7 +45,7 @@ def replicas_of_expert_0(job: LocalJob) -> list[int]:
     return [list(chain.from_iterable(layer.values())).count(0) for layer in layers]
 
 
-def test_replicas_follow_a_skewed_load(start_job: StartJob, tmp_path: Path) -> None:
+def test_a_rebalance_gives_a_hot_expert_more_replicas(start_job: StartJob, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     job = start(start_job, gate)
     before = replicas_of_expert_0(job)
@@ -71,7 +71,7 @@ def test_replicas_follow_a_skewed_load(start_job: StartJob, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("place", ["prepared", "moving"])
-def test_a_node_dies_in_the_middle_of_a_rebalance(start_job: StartJob, tmp_path: Path, place: str) -> None:
+def test_a_node_that_dies_during_a_rebalance_loses_no_step(start_job: StartJob, tmp_path: Path, place: str) -> None:
     gate = tmp_path / "gate"
     job = start(start_job, gate)
     victim = job.nodes()[2]

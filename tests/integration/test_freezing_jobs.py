@@ -9,7 +9,7 @@ from holdfast.protocol.events import GenerationStarted, StepCommitted
 FREEZING = TINY.with_name("freezing.py")
 
 
-def test_workers_that_join_train_what_the_others_train(start_job: StartJob) -> None:
+def test_joining_workers_take_over_frozen_layers_and_added_parameter_groups(start_job: StartJob) -> None:
     """One worker joins while a layer is frozen, one after a parameter group was added; their scripts did neither."""
     job = start_job("--steps", "50", "--step-seconds", "0.2", nodes=2, options=("--verify-state", "1"), script=FREEZING)
     for step in (7, 17):

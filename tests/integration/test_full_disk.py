@@ -37,7 +37,7 @@ def run_with_small_disk(folder: Path, *options: str, script: Path = TINY, size: 
     return int((folder / "code").read_text()), out, err
 
 
-def test_a_job_goes_on_though_its_events_and_metrics_are_cut(tmp_path: Path) -> None:
+def test_a_job_continues_after_its_events_and_metrics_files_fill_the_disk(tmp_path: Path) -> None:
     """The reproducers events_on_a_full_disk and metrics_on_a_full_disk failed with exit code 1 and 70."""
     outputs = ("--events", "small/events.jsonl", "--metrics-file", "small/rows.jsonl")
     code, out, err = run_with_small_disk(tmp_path, *outputs, size="16k")
@@ -54,7 +54,7 @@ def test_a_job_goes_on_though_its_events_and_metrics_are_cut(tmp_path: Path) -> 
     assert sum(isinstance(event, StepCommitted) for event in events) > 5
 
 
-def test_a_log_that_is_cut_is_reported(tmp_path: Path) -> None:
+def test_a_worker_log_that_fills_the_disk_is_reported_once(tmp_path: Path) -> None:
     talks = tmp_path / "talks.py"
     talks.write_text(TINY.read_text().replace("    if step.apply():\n", '    print("x" * 500)\n    if step.apply():\n'))
     shutil.copy(TINY.with_name("averaging.py"), tmp_path)

@@ -23,7 +23,7 @@ from tests.harness.namespaces import NamespacesRefusedError, NetworkJob, joined
 TIMEOUT_S = 4.0
 
 
-def test_a_thread_that_hangs_is_named_and_replaced(start_job: StartJob) -> None:
+def test_a_hung_worker_is_identified_with_its_stack_and_replaced(start_job: StartJob) -> None:
     """In the reproducer hang.py the same members failed again after each timeout, and the wrong node was blamed."""
     job = start_job(
         *FOREVER, "--step-seconds", "0.1", "--timeout", str(TIMEOUT_S), "--pause-at", "7", "--hang-at", "10"
@@ -62,7 +62,7 @@ def job_on_a_network(nodes: int, folder: Path) -> Iterator[NetworkJob]:
 
 
 @pytest.mark.soak
-def test_nobody_is_blamed_for_a_pause_of_more_than_two_minutes(start_job: StartJob) -> None:
+def test_a_pause_longer_than_two_minutes_is_not_a_hang(start_job: StartJob) -> None:
     """A collective once timed out after 120 s, and the pausing worker was blamed for a hang."""
     job = start_job(*FOREVER, "--pause-at", "7", "--pause-seconds", "125")
     paused = job.wait(StepCommitted, step=7, timeout=180.0)
@@ -71,7 +71,7 @@ def test_nobody_is_blamed_for_a_pause_of_more_than_two_minutes(start_job: StartJ
 
 
 @pytest.mark.soak
-def test_two_nodes_that_are_cut_off_from_each_other_are_never_put_together_again(tmp_path: Path) -> None:
+def test_two_nodes_without_a_connection_never_share_a_generation_again(tmp_path: Path) -> None:
     """Both nodes reach all others and the coordinator, so the job continues without one of them."""
     with job_on_a_network(3, tmp_path) as job:
         job.wait(StepCommitted, step=5)

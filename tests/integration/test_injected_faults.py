@@ -43,7 +43,7 @@ def who_is_slow(job: LocalJob, fault: str, node: str, key: str, times: float) ->
     pytest.fail(f"the status does not list {node} as slowest\n{job.story()}")
 
 
-def test_one_job_meets_them_one_after_the_other(start_job: StartJob, tmp_path: Path) -> None:
+def test_one_job_handles_all_injected_faults_in_sequence(start_job: StartJob, tmp_path: Path) -> None:
     kept = ("--checkpoint-dir", str(tmp_path / "checkpoints"), "--checkpoint-every", "3")
     wide = ("--step-seconds", "0.5", "--hidden", "30000")
     job = start_job(*FOREVER, *wide, nodes=4, options=(*kept, "--verify-state", "1"))

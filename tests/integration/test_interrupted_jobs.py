@@ -17,7 +17,7 @@ from tests.harness.local_job import LocalJob
     ("number", "code", "options"),
     [(signal.SIGINT, 130, ()), (signal.SIGTERM, 75, ("--on-node-failure", "restart-all"))],
 )
-def test_an_interrupted_job_goes_on_where_it_was(
+def test_an_interrupted_job_saves_its_last_step_and_resumes_from_it(
     start_job: StartJob, tmp_path: Path, number: int, code: int, options: tuple[str, ...]
 ) -> None:
     folder = tmp_path / "checkpoints"
@@ -46,7 +46,7 @@ def test_an_interrupted_job_goes_on_where_it_was(
     assert again.wait_exit(30) == code, again.story()
 
 
-def test_experts_are_saved_too(start_job: StartJob, tmp_path: Path) -> None:
+def test_a_stopped_moe_job_saves_its_experts_and_resumes(start_job: StartJob, tmp_path: Path) -> None:
     options = ("--checkpoint-dir", str(tmp_path / "checkpoints"), "--checkpoint-every", "1000")
     first = start_job(*FOREVER, "--step-seconds", "0.4", nodes=2, options=options, script=TINY_MOE)
     first.wait(StepCommitted, step=5)
@@ -65,9 +65,7 @@ def test_experts_are_saved_too(start_job: StartJob, tmp_path: Path) -> None:
     assert [event.step for event in again.all(StepCommitted)] == [step + 1, step + 2, step + 3]
 
 
-def test_the_same_command_goes_on_in_its_own_events_file_however_it_has_ended(
-    start_job: StartJob, tmp_path: Path
-) -> None:
+def test_a_command_resumes_its_job_and_events_file_after_ctrl_c_or_sigkill(start_job: StartJob, tmp_path: Path) -> None:
     """The job survives Ctrl-C and `kill -9` of the command; a second command at the same time is refused."""
     options = ("--checkpoint-dir", str(tmp_path / "ck"), "--checkpoint-every", "2")
     job = start_job(*FOREVER, "--step-seconds", "0.05", nodes=2, options=options)

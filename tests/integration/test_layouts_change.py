@@ -19,7 +19,7 @@ SPREAD = TINY.with_name("tiny_spread.py")
         pytest.param(("--experts", "4"), ("--expert-slots", "3"), id="experts", marks=pytest.mark.soak),
     ],
 )
-def test_replicas_are_whole_on_three_nodes_and_sharded_on_two(
+def test_replicas_are_unsharded_on_three_nodes_and_sharded_on_two(
     model: tuple[str, ...], room: tuple[str, ...], start_job: StartJob
 ) -> None:
     """With three nodes each worker has a replica; with fewer nodes the two workers of a node share one.

@@ -41,7 +41,7 @@ def refused(job: LocalJob, *arguments: str) -> tuple[int, str]:
     return failed.value.returncode, failed.value.stderr
 
 
-def test_what_cannot_be_is_refused_and_changes_nothing(start_job: StartJob) -> None:
+def test_an_invalid_move_is_refused_and_changes_nothing(start_job: StartJob) -> None:
     job = start_job(*FOREVER, "--step-seconds", "0.2", options=("--standbys", "1"))
     job.wait(StandbyReady)
     goes_on(job)
@@ -72,7 +72,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing(start_job: StartJob) -> N
     check_losses(job, script=TINY, least=4)
 
 
-def test_the_last_node_without_a_standby_stays(start_job: StartJob) -> None:
+def test_a_move_of_the_only_node_without_a_standby_is_refused(start_job: StartJob) -> None:
     job = start_job(*FOREVER, "--step-seconds", "0.1", nodes=1)
     job.wait(StepCommitted, step=2)
     code, error = refused(job, "node-0")
@@ -81,7 +81,7 @@ def test_the_last_node_without_a_standby_stays(start_job: StartJob) -> None:
     goes_on_until_interrupted(job)
 
 
-def test_a_node_gives_its_place_away_and_takes_it_back(start_job: StartJob) -> None:
+def test_a_moved_node_becomes_a_warm_standby_and_takes_its_rank_back(start_job: StartJob) -> None:
     job = start_job(*FOREVER, "--step-seconds", "0.2", options=("--standbys", "1", "--verify-state", "1"))
     job.wait(StandbyReady)
     goes_on(job)
@@ -106,7 +106,7 @@ def test_a_node_gives_its_place_away_and_takes_it_back(start_job: StartJob) -> N
     check_losses(job, script=TINY, least=9)
 
 
-def test_a_standby_that_is_not_warm_yet_is_waited_for(start_job: StartJob) -> None:
+def test_a_move_waits_for_a_standby_to_become_warm(start_job: StartJob) -> None:
     job = start_job(*FOREVER, "--step-seconds", "0.2", options=("--standbys", "1", "--verify-state", "1"))
     job.wait(StepCommitted, step=1)
     assert job.call("move", "node-2", "--no-wait").startswith("node-2 is replaced at the end of a step")
@@ -116,7 +116,7 @@ def test_a_standby_that_is_not_warm_yet_is_waited_for(start_job: StartJob) -> No
     check_losses(job, script=TINY, least=6)
 
 
-def test_a_move_that_the_job_does_not_wait_for_is_said(start_job: StartJob) -> None:
+def test_a_move_not_finished_at_the_end_of_the_job_is_reported(start_job: StartJob) -> None:
     """The standby needs longer for its shadow steps than the job for its last step."""
     job = start_job("--steps", "2", "--step-seconds", "1.5", options=("--standbys", "1"))
     job.wait(StepCommitted, step=1)
@@ -131,7 +131,7 @@ def test_a_move_that_the_job_does_not_wait_for_is_said(start_job: StartJob) -> N
     assert not job.all(NodeMoved)
 
 
-def test_the_node_that_writes_checkpoints_moves_and_they_are_whole(start_job: StartJob, tmp_path: Path) -> None:
+def test_checkpoints_stay_complete_when_the_first_node_moves(start_job: StartJob, tmp_path: Path) -> None:
     saving = ("--checkpoint-dir", str(tmp_path / "kept"), "--checkpoint-every", "1")
     job = start_job(*FOREVER, "--step-seconds", "0.2", options=("--standbys", "1", "--verify-state", "1", *saving))
     job.wait(StandbyReady)
@@ -154,7 +154,7 @@ def held(job: LocalJob, nodes: tuple[str, ...]) -> dict[str, tuple[int, int]]:
     }
 
 
-def test_many_moves_leave_nothing_behind_and_what_they_took_is_told(start_job: StartJob) -> None:
+def test_many_moves_leak_no_descriptors_or_threads_and_report_their_memory(start_job: StartJob) -> None:
     job = start_job(*FOREVER, "--step-seconds", "0.1", nodes=2, options=("--standbys", "1"))
     job.wait(StandbyReady)
     goes_on(job)

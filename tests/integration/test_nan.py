@@ -11,7 +11,7 @@ from holdfast.protocol.events import ActionRequested, CheckpointSaved, JobFailed
 SCRIPT = Path(__file__).parent / "scripts" / "nan.py"
 
 
-def test_a_loss_that_is_nan_ends_the_job_saved_at_its_last_good_step(start_job: StartJob, tmp_path: Path) -> None:
+def test_repeated_nan_losses_fail_the_job_with_its_last_good_step_saved(start_job: StartJob, tmp_path: Path) -> None:
     """The same command with valid data then continues from that step."""
     options = ("--checkpoint-dir", str(tmp_path / "kept"), "--max-skipped-steps", "4")
     job = start_job("--nan-from", "12", nodes=2, options=options, script=SCRIPT)

@@ -28,7 +28,7 @@ from holdfast.protocol.events import (
 )
 
 
-def test_a_job_that_loses_and_gains_nodes_computes_the_same(start_job: StartJob) -> None:
+def test_a_job_that_loses_and_gains_nodes_has_unchanged_losses(start_job: StartJob) -> None:
     job = start_job(*FOREVER, "--step-seconds", "0.5", "--loader-workers", "1", options=("--verify-state", "1"))
     job.wait(StepCommitted, step=8)
     first, second = job.nodes()[:2]
@@ -86,7 +86,7 @@ def test_a_kill_at_any_phase_boundary_loses_nothing(start_job: StartJob) -> None
     check_losses(job, script=TINY, least=22)
 
 
-def test_two_nodes_at_once_and_one_while_recovering(start_job: StartJob) -> None:
+def test_a_job_survives_two_losses_at_once_and_a_third_during_recovery(start_job: StartJob) -> None:
     job = start_job(*FOREVER, "--step-seconds", "0.5", nodes=5, cold=True)
     job.wait(StepCommitted, step=5)
     nodes = job.nodes()
@@ -99,7 +99,7 @@ def test_two_nodes_at_once_and_one_while_recovering(start_job: StartJob) -> None
     assert not job.all(RolledBack)
 
 
-def test_a_worker_that_dies_is_replaced(start_job: StartJob) -> None:
+def test_a_dead_worker_process_is_replaced(start_job: StartJob) -> None:
     job = start_job(*FOREVER, "--step-seconds", "0.5")
     job.wait(StepCommitted, step=3)
     node = job.nodes()[0]
@@ -115,7 +115,7 @@ def test_a_worker_that_dies_is_replaced(start_job: StartJob) -> None:
     goes_on_until_interrupted(job)
 
 
-def test_a_stopped_node_is_expelled_and_harms_nobody_when_it_wakes(start_job: StartJob) -> None:
+def test_a_stopped_node_is_expelled_and_joins_with_new_workers_when_it_wakes(start_job: StartJob) -> None:
     job = start_job(
         *FOREVER,
         "--step-seconds",
@@ -142,7 +142,7 @@ def test_a_stopped_node_is_expelled_and_harms_nobody_when_it_wakes(start_job: St
     check_losses(job, script=TINY, least=8)
 
 
-def test_arrivals_within_the_join_window_are_taken_in_together(start_job: StartJob) -> None:
+def test_nodes_that_arrive_within_the_join_window_join_in_one_generation(start_job: StartJob) -> None:
     job = start_job(*FOREVER, "--step-seconds", "0.3", nodes=1, options=("--join-window", "5"))
     job.wait(StepCommitted, step=2)
     # Both arrive at almost the same time. Tests with virtual clocks check the length of the window.

@@ -72,7 +72,9 @@ def backups(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backups]
     store.leave()
 
 
-def test_a_store_from_a_backup_stops_nobody_and_the_newest_one_goes_on(start_job: StartJob, backups: Backups) -> None:
+def test_no_coordinator_starts_from_an_older_store_and_training_continues(
+    start_job: StartJob, backups: Backups
+) -> None:
     job = start_job(*FOREVER, "--step-seconds", "0.1", nodes=2, options=("--store", backups.url))
     job.wait(StepCommitted, step=3)
     backups.save("old")

@@ -11,7 +11,7 @@ from holdfast.protocol.events import JobFailed, StepCommitted
 SCRIPT = Path(__file__).parent / "scripts" / "own_data.py"
 
 
-def test_two_nodes_with_data_of_their_own_are_refused_with_what_to_do(start_job: StartJob) -> None:
+def test_nodes_with_different_unseeded_data_are_refused_with_a_remedy(start_job: StartJob) -> None:
     """This also holds on one machine with all workers forked from one process."""
     job = start_job(nodes=2, script=SCRIPT)
     assert job.wait_exit(60) == 2, job.story()

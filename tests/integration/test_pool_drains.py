@@ -19,7 +19,7 @@ def pool(start_pool: Callable[..., LocalPool]) -> LocalPool:
 
 
 @pytest.mark.soak
-def test_a_drained_node_is_left_and_given_to_nobody_and_a_job_may_have_more_or_fewer(pool: LocalPool) -> None:
+def test_a_pool_drains_nodes_and_scales_and_compacts_a_job(pool: LocalPool) -> None:
     pool.submit("one", "2:2", TINY, *FOREVER)
     pool.wait(pool.has("one", 2), "two nodes")
     pool.goes_on("one")

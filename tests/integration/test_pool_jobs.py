@@ -28,7 +28,7 @@ def pool(start_pool: Callable[..., LocalPool]) -> LocalPool:
 FOREVER = ("--steps", "1000000", "--step-seconds", "0.2")
 
 
-def test_jobs_share_nodes_and_outlive_the_server_and_a_node(pool: LocalPool) -> None:
+def test_jobs_share_nodes_and_survive_the_death_of_the_server_and_of_a_node(pool: LocalPool) -> None:
     again = ("pool", "--local", "1", "--store", f"sqlite:{pool.folder}/p.db")
     assert "is in use by another pool on this machine" in pool.call(*again, code=2)
     pool.submit("dense", "1:4", TINY, *FOREVER)
@@ -68,7 +68,7 @@ def test_jobs_share_nodes_and_outlive_the_server_and_a_node(pool: LocalPool) -> 
 
 
 @pytest.mark.soak
-def test_scripts_that_differ_and_what_users_ask_for_are_told_and_harm_nobody(pool: LocalPool) -> None:
+def test_differing_scripts_and_invalid_requests_are_reported_and_jobs_continue(pool: LocalPool) -> None:
     _check_that_a_node_with_another_script_or_none_is_of_no_use(pool)
     _check_that_a_suspended_job_goes_on_where_it_was_and_wrong_requests_are_refused(pool)
 

@@ -28,7 +28,7 @@ def _worlds(pool: LocalPool) -> list[int]:
 
 
 @pytest.mark.soak
-def test_a_node_of_the_reserve_waits_warm_and_takes_a_lost_nodes_place_at_once(pool: LocalPool) -> None:
+def test_a_node_of_the_reserve_waits_warm_and_replaces_a_lost_node(pool: LocalPool) -> None:
     pool.submit("one", "2:4", TINY, *FOREVER)
     pool.wait(pool.has("one", 3), "three nodes")
     pool.wait(lambda: _worlds(pool)[-1:] == [3], "a generation with all three nodes")

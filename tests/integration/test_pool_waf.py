@@ -23,7 +23,7 @@ def pool(start_shared_pool: Callable[..., LocalPool]) -> Iterator[LocalPool]:
 
 
 @pytest.mark.soak
-def test_steps_are_measured_with_each_number_of_nodes_and_plans_go_by_them(pool: LocalPool, tmp_path: Path) -> None:
+def test_plans_use_the_step_times_measured_for_each_number_of_nodes(pool: LocalPool, tmp_path: Path) -> None:
     spec, gate = tmp_path / "job.toml", tmp_path / "gate-5"
     spec.write_text(
         f'script = "{TINY}"\nname = "one"\nargs = ["--steps", "1000000", "--gate", "{tmp_path}/gate"]\n'
@@ -78,7 +78,7 @@ for step in job.steps(1_000_000):
 """
 
 
-def test_a_calibration_that_a_failure_interrupts_keeps_what_it_has(pool: LocalPool, tmp_path: Path) -> None:
+def test_a_calibration_interrupted_by_a_failure_keeps_its_results(pool: LocalPool, tmp_path: Path) -> None:
     script, spec, found = tmp_path / "raises.py", tmp_path / "job.toml", tmp_path / "pace.toml"
     script.write_text(RAISES)
     spec.write_text(f'script = "{script}"\nname = "two"\n[experiments]\nemulate_compute = "0.02/micro-batch"\n')

@@ -55,7 +55,9 @@ def webhook() -> Iterator[Webhook]:
     made.close()
 
 
-def test_a_node_is_repaired_by_whoever_is_told(start_job: StartJob, webhook: Webhook, tmp_path: Path) -> None:
+def test_a_quarantined_node_causes_an_alert_and_joins_again_after_undrain(
+    start_job: StartJob, webhook: Webhook, tmp_path: Path
+) -> None:
     broken = tmp_path / "broken"
     check = f"sh -c 'test ! -e {broken} || {{ echo fan 3 stands >&2; exit 5; }}'"
     options = ("--max-restarts", "1", "--alert", webhook.url, "--preflight", check)

@@ -30,7 +30,7 @@ def replayed(tmp_path: Path, trace: Iterable[str], *args: str, options: tuple[st
 
 
 @pytest.mark.soak
-def test_every_node_goes_and_enough_come_back(tmp_path: Path) -> None:
+def test_a_replay_in_which_all_nodes_leave_resumes_from_a_checkpoint(tmp_path: Path) -> None:
     """One node is lost; then one is left with four slots for six experts; then none; then one returns, then two."""
     trace = ("0,add,a", "0,add,b", "0,add,c", "0,add,d", "40,remove,c", "160,remove,a", "160,remove,d", "180,remove,b")
     trace += ("200,add,a", "220,add,e")
@@ -58,7 +58,7 @@ def test_every_node_goes_and_enough_come_back(tmp_path: Path) -> None:
     assert "job done" in job.output()
 
 
-def test_the_replay_ends_with_the_trace_and_sums_up(tmp_path: Path) -> None:
+def test_a_replay_ends_with_its_trace_and_prints_a_summary(tmp_path: Path) -> None:
     trace = ("0,add,east", "0,add,west", "20,remove,east")
     # On a busy machine the recovery is slow.
     options = ("--speed", "50", "--until", "500", "--json")
@@ -76,7 +76,7 @@ def test_the_replay_ends_with_the_trace_and_sums_up(tmp_path: Path) -> None:
     assert not job.all(JobFailed)
 
 
-def test_all_that_is_lost_without_a_checkpoint_is_told(tmp_path: Path) -> None:
+def test_a_replay_that_loses_all_copies_without_a_checkpoint_fails(tmp_path: Path) -> None:
     trace = ("0,add,east", "100,remove,east", "100000,add,west")
     job = replayed(tmp_path, trace, "--steps", "1000000", "--step-seconds", "0.1", options=(), script=TINY)
     assert job.process is not None

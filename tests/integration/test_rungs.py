@@ -30,7 +30,7 @@ def kill_process(job: LocalJob, node: str) -> int:
     return since
 
 
-def test_a_process_that_dies_too_often_has_its_node_repaired(start_job: StartJob) -> None:
+def test_a_process_that_dies_too_often_quarantines_its_node(start_job: StartJob) -> None:
     job = start_job(*SLOWLY, options=HOLD)
     job.wait(StepCommitted, step=3)
     ranks = job.nodes()
@@ -56,7 +56,7 @@ def test_a_process_that_dies_too_often_has_its_node_repaired(start_job: StartJob
     goes_on_until_interrupted(job)
 
 
-def test_a_node_that_is_not_fit_does_not_join(start_job: StartJob) -> None:
+def test_a_node_that_fails_its_preflight_check_does_not_join(start_job: StartJob) -> None:
     job = start_job(*SLOWLY, nodes=1, options=("--preflight", "sh -c 'echo fan 3 stands >&2; exit 5'"))
     assert job.wait_exit(60) == 1, job.story()
     (left,) = job.all(NodeLeft)

@@ -12,7 +12,7 @@ from holdfast.protocol.events import FailureDetected, JobFinished, NodeLeft
 SCRIPT = Path(__file__).parent / "scripts" / "slow_sample.py"
 
 
-def test_a_slow_sample_costs_one_process_and_no_node(start_job: StartJob) -> None:
+def test_a_slow_sample_restarts_a_process_but_quarantines_no_node(start_job: StartJob) -> None:
     """In the reproducer slow_sample.py each epoch killed a process, and after six a healthy node was quarantined.
 
     Without restarts the first counted kill removes a node. The survivor is alone while it loads the sample.

@@ -31,7 +31,7 @@ os.fsync = fsync
 """
 
 
-def test_one_slow_node_delays_checkpoints_but_no_requested_one(tmp_path: Path) -> None:
+def test_a_node_with_a_slow_disk_delays_periodic_but_not_requested_checkpoints(tmp_path: Path) -> None:
     slow, saved = tmp_path / "slow", tmp_path / "checkpoints"
     slow.mkdir()
     (slow / "sitecustomize.py").write_text(SLOW_DISK.format(folder=str(slow)))

@@ -29,7 +29,7 @@ def kill_all_workers(job: LocalJob) -> int:
     return since
 
 
-def test_all_workers_die_and_the_job_goes_on_from_its_nodes_memory(start_job: StartJob, tmp_path: Path) -> None:
+def test_a_job_resumes_from_snapshots_after_all_workers_die(start_job: StartJob, tmp_path: Path) -> None:
     folder = tmp_path / "memory"
     options = ("--snapshot-every", "4", "--snapshot-dir", str(folder))
     job = start_job(*FOREVER, *SLOWLY, options=options)
@@ -53,7 +53,9 @@ def parts_in(folder: Path, step: int) -> dict[str, list[Path]]:
     return {node: sorted(place.glob(f"step-{step:08d}-*.part")) for node, place in found.items()}
 
 
-def test_a_lost_node_and_a_flipped_bit_leave_the_copies_on_other_nodes(start_job: StartJob, tmp_path: Path) -> None:
+def test_a_lost_node_and_a_damaged_snapshot_are_recovered_from_other_copies(
+    start_job: StartJob, tmp_path: Path
+) -> None:
     folder, gate, late = tmp_path / "memory", tmp_path / "go", tmp_path / "late"
     options = ("--snapshot-every", "4", "--snapshot-dir", str(folder))
     script = ("--gate", str(gate), "--gate-at", "10", "--held-back", "node-2", str(late))
@@ -78,7 +80,7 @@ def test_a_lost_node_and_a_flipped_bit_leave_the_copies_on_other_nodes(start_job
     assert all("checkpoint" not in event.why for event in job.all(RolledBack))
 
 
-def test_where_there_is_no_room_training_goes_on_and_it_is_said(start_job: StartJob, tmp_path: Path) -> None:
+def test_a_failed_snapshot_is_reported_and_training_continues(start_job: StartJob, tmp_path: Path) -> None:
     full = tmp_path / "full"
     full.write_text("no folder")
     job = start_job("--steps", "12", nodes=2, options=("--snapshot-every", "4", "--snapshot-dir", str(full)))
@@ -89,7 +91,7 @@ def test_where_there_is_no_room_training_goes_on_and_it_is_said(start_job: Start
     assert "no snapshots are kept on this node" in job.output()
 
 
-def test_an_expert_whose_last_holder_dies_comes_from_its_snapshot(start_job: StartJob, tmp_path: Path) -> None:
+def test_an_expert_without_a_live_copy_is_restored_from_its_snapshot(start_job: StartJob, tmp_path: Path) -> None:
     """Two nodes hold one copy of each expert; a worker dies but its agent lives, so all roll back to the snapshot."""
     options = ("--expert-slots", "4", "--fault-threshold", "1", "--verify-state", "1")
     options = (*options, "--snapshot-every", "4", "--snapshot-dir", str(tmp_path / "memory"))

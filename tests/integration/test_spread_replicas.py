@@ -38,7 +38,7 @@ def _check(job: LocalJob, *model: str, least: int) -> None:
     assert not job.all(RolledBack)
 
 
-def test_sharded_replicas_come_and_go(start_job: StartJob) -> None:
+def test_sharded_replicas_leave_and_join_with_unchanged_losses(start_job: StartJob) -> None:
     job = _spread(start_job, "--shard", "2", nodes=3, workers=2)
     job.wait(StepCommitted, step=5)
     first, second = job.nodes()[:2]
@@ -70,7 +70,7 @@ def _check_that_a_kill_at_any_phase_loses_nothing(job: LocalJob) -> None:
 
 
 @pytest.mark.soak
-def test_tensor_parallel_replicas_that_are_sharded_too(start_job: StartJob) -> None:
+def test_sharded_tensor_parallel_replicas_leave_and_join(start_job: StartJob) -> None:
     job = _spread(start_job, "--shard", "2", "--tensor", "2", nodes=2, workers=4)
     job.wait(StepCommitted, step=4)
     job.signal_node(job.nodes()[0])
@@ -105,7 +105,7 @@ def _kill_a_process(job: LocalJob, node: str, worker: int, phase: str) -> None:
 
 
 @pytest.mark.soak
-def test_sharded_replicas_with_experts_come_and_go(start_job: StartJob) -> None:
+def test_sharded_replicas_with_experts_leave_and_join(start_job: StartJob) -> None:
     job = _with_experts(start_job, "--shard", "2")
     second = job.nodes()[0]
     job.add_nodes(1)
@@ -119,7 +119,7 @@ def test_sharded_replicas_with_experts_come_and_go(start_job: StartJob) -> None:
 
 
 @pytest.mark.soak
-def test_tensor_parallel_replicas_with_experts_come_and_go(start_job: StartJob) -> None:
+def test_tensor_parallel_replicas_with_experts_leave_and_join(start_job: StartJob) -> None:
     """Each token is sent to its experts by one of two local ranks; a process of each is killed."""
     job = _with_experts(start_job, "--tensor", "2")
     _kill_a_process(job, job.nodes()[0], 0, "compute")
@@ -134,7 +134,7 @@ def test_tensor_parallel_replicas_with_experts_come_and_go(start_job: StartJob) 
     "model",
     [pytest.param((), id="dense"), pytest.param(("--experts", "4"), id="experts", marks=pytest.mark.soak)],
 )
-def test_a_standby_takes_the_place_of_a_unit(start_job: StartJob, model: tuple[str, ...]) -> None:
+def test_a_standby_replaces_a_replica_group_over_several_workers(start_job: StartJob, model: tuple[str, ...]) -> None:
     job = start_job(
         *FOREVER,
         *("--step-seconds", "0.3", "--shard", "2", *model),

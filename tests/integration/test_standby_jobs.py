@@ -33,7 +33,7 @@ def status(job: LocalJob) -> dict[str, Any]:
     return json.loads(job.call("status", "--json"))
 
 
-def test_it_takes_the_place_of_a_node_that_is_killed(start_job: StartJob) -> None:
+def test_a_standby_replaces_a_killed_node(start_job: StartJob) -> None:
     job = start_job(*FOREVER, "--step-seconds", "0.3", options=("--standbys", "1", "--verify-state", "1"))
     ready = job.wait(StandbyReady)
     assert (ready.node, ready.roles) == ("standby-0", 1)
@@ -55,7 +55,7 @@ def test_it_takes_the_place_of_a_node_that_is_killed(start_job: StartJob) -> Non
     check_losses(job, script=TINY, least=8)
 
 
-def test_it_takes_a_nodes_experts_too(start_job: StartJob) -> None:
+def test_a_standby_takes_over_the_experts_of_a_killed_node(start_job: StartJob) -> None:
     options = ("--standbys", "1", "--verify-state", "1")
     job = start_job(*FOREVER, "--step-seconds", "0.3", script=TINY_MOE, options=options)
     job.wait(StandbyReady)
@@ -71,7 +71,7 @@ def test_it_takes_a_nodes_experts_too(start_job: StartJob) -> None:
     check_losses(job, script=TINY_MOE, least=8)
 
 
-def test_its_own_death_changes_nothing(start_job: StartJob) -> None:
+def test_the_death_of_a_standby_does_not_disturb_training(start_job: StartJob) -> None:
     job = start_job(*FOREVER, "--step-seconds", "0.3", options=("--standbys", "1"))
     job.wait(StandbyReady)
     (agent,) = [node["agent_pid"] for node in status(job)["nodes"] if node["standby"]]
@@ -84,7 +84,7 @@ def test_its_own_death_changes_nothing(start_job: StartJob) -> None:
     check_losses(job, script=TINY, least=4)
 
 
-def test_it_takes_the_place_of_a_node_that_leaves(start_job: StartJob) -> None:
+def test_a_standby_replaces_a_drained_node(start_job: StartJob) -> None:
     job = start_job(*FOREVER, "--step-seconds", "0.3", options=("--standbys", "1", "--verify-state", "1"))
     job.wait(StandbyReady)
     goes_on(job)
@@ -101,7 +101,7 @@ def test_it_takes_the_place_of_a_node_that_leaves(start_job: StartJob) -> None:
     check_losses(job, script=TINY, least=8)
 
 
-def test_a_node_gives_its_place_away_waits_in_the_same_process_and_takes_it_back(start_job: StartJob) -> None:
+def test_a_moved_node_waits_in_the_same_process_and_takes_its_rank_back(start_job: StartJob) -> None:
     job = start_job(*FOREVER, "--step-seconds", "0.3", options=("--standbys", "1", "--verify-state", "1"))
     job.wait(StandbyReady)
     goes_on(job)
@@ -127,7 +127,7 @@ def test_a_node_gives_its_place_away_waits_in_the_same_process_and_takes_it_back
     check_losses(job, script=TINY, least=8)
 
 
-def test_a_node_with_the_only_copies_of_experts_hands_them_on_before_it_goes(start_job: StartJob) -> None:
+def test_a_moved_node_sends_its_only_copies_of_experts_before_it_leaves(start_job: StartJob) -> None:
     """The other nodes have no room for them, so the standby joins next to the node and receives them first."""
     options = ("--expert-slots", "3", "--standbys", "1", "--verify-state", "1")
     job = start_job(*FOREVER, "--step-seconds", "0.2", script=TINY_MOE, options=options)
@@ -146,7 +146,7 @@ def test_a_node_with_the_only_copies_of_experts_hands_them_on_before_it_goes(sta
     check_losses(job, script=TINY_MOE, least=8)
 
 
-def test_a_slow_node_gives_its_place_to_a_standby(start_job: StartJob) -> None:
+def test_a_standby_replaces_a_straggler(start_job: StartJob) -> None:
     options = (
         "--standbys",
         "1",
@@ -171,7 +171,7 @@ def test_a_slow_node_gives_its_place_to_a_standby(start_job: StartJob) -> None:
 
 
 @pytest.mark.soak
-def test_a_slow_node_computes_less_where_nobody_takes_its_place(start_job: StartJob) -> None:
+def test_a_straggler_computes_fewer_micro_batches_without_a_warm_standby(start_job: StartJob) -> None:
     # About 20 reports are needed to detect that the node is fast again, so it reports every 0.5 s instead of every 5 s.
     words = ("--set", "experiments.own_times_every=0.5")
     options = ("--stragglers", "move", "--emulate-compute", "0.1/micro-batch", "--verify-state", "1", *words)
@@ -194,7 +194,7 @@ def test_a_slow_node_computes_less_where_nobody_takes_its_place(start_job: Start
     check_losses(job, script=TINY, least=8)
 
 
-def test_one_whose_script_raises_in_a_shadow_step_stays_cold_and_nobody_has_failed(start_job: StartJob) -> None:
+def test_a_standby_stays_cold_if_its_script_raises_in_a_shadow_step(start_job: StartJob) -> None:
     job = start_job(*FOREVER, "--step-seconds", "0.3", "--cold", options=("--standbys", "1"))
     last = job.wait(StandbyFailed, again=False)
     failures = job.all(StandbyFailed)
@@ -208,7 +208,7 @@ def test_one_whose_script_raises_in_a_shadow_step_stays_cold_and_nobody_has_fail
     check_losses(job, script=TINY, least=4)
 
 
-def test_a_coordinator_that_comes_later_knows_it_and_whose_place_it_takes(start_job: StartJob) -> None:
+def test_a_restarted_coordinator_knows_the_warm_standby(start_job: StartJob) -> None:
     job = start_job(*FOREVER, "--step-seconds", "0.3", options=("--standbys", "1", "--verify-state", "1"))
     job.wait(StandbyReady)
     os.kill(job.wait(JobStarted).coordinator_pid, signal.SIGKILL)
@@ -227,9 +227,7 @@ def test_a_coordinator_that_comes_later_knows_it_and_whose_place_it_takes(start_
     check_losses(job, script=TINY, least=8)
 
 
-def test_at_the_end_only_a_worker_with_the_trained_model_goes_on_behind_the_loop(
-    start_job: StartJob, tmp_path: Path
-) -> None:
+def test_a_standby_does_not_run_the_code_after_the_training_loop(start_job: StartJob, tmp_path: Path) -> None:
     """A standby has the initial model and no rank; as a second rank 0 it would overwrite the trained model."""
     written = tmp_path / "final"
     script = TINY.with_name("saves_at_end.py")

@@ -27,7 +27,7 @@ def server(tmp_path: Path) -> Iterator[EtcdServer]:
     server.kill()
 
 
-def test_a_node_lost_while_the_store_is_away_is_replaced_when_it_is_back(
+def test_a_node_lost_while_the_store_is_away_is_handled_when_the_store_returns(
     start_job: StartJob, server: EtcdServer
 ) -> None:
     job = start_job(*FOREVER, "--step-seconds", "0.2", options=("--store", server.url))
@@ -54,7 +54,7 @@ def test_a_node_lost_while_the_store_is_away_is_replaced_when_it_is_back(
     goes_on_until_interrupted(job)
 
 
-def test_a_store_that_hangs_holds_up_no_step(start_job: StartJob, server: EtcdServer) -> None:
+def test_a_store_that_hangs_delays_no_step(start_job: StartJob, server: EtcdServer) -> None:
     job = start_job(*FOREVER, "--step-seconds", "0.2", options=("--store", server.url))
     job.wait(StepCommitted, step=5)
     server.halt()

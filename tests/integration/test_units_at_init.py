@@ -12,7 +12,7 @@ import job_cases
 UNIT = Path(__file__).parent / "scripts" / "unit_at_init.py"
 
 
-def test_a_layout_that_does_not_fit_the_workers_of_a_node_is_bad_input_and_said_once(tmp_path: Path) -> None:
+def test_a_layout_that_does_not_fit_the_workers_of_a_node_is_reported_once(tmp_path: Path) -> None:
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "holdfast", "run", "--nodes", "2", "--workers-per-node", "3"]
     command += ["--zygote", job_cases.zygote, str(UNIT), "2", "2"]

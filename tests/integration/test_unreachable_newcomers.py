@@ -12,7 +12,7 @@ from holdfast.protocol.events import FailureDetected, GenerationStarted, JobWait
 from tests.harness.namespaces import NamespacesRefusedError, NetworkJob, joined
 
 
-def test_a_newcomer_with_a_wrong_address_is_refused_and_the_job_goes_on(tmp_path: Path) -> None:
+def test_a_new_node_with_a_loopback_address_is_refused_and_the_job_continues(tmp_path: Path) -> None:
     """A loopback address is refused; without --advertise the agent finds a reachable address."""
     try:
         with (
@@ -34,7 +34,7 @@ def test_a_newcomer_with_a_wrong_address_is_refused_and_the_job_goes_on(tmp_path
         pytest.skip(str(error))
 
 
-def test_a_newcomer_that_does_not_answer_the_members_is_refused_before_it_joins(tmp_path: Path) -> None:
+def test_a_new_node_that_does_not_answer_probes_is_refused_before_it_joins(tmp_path: Path) -> None:
     """The node reaches the coordinator but receives nothing from other nodes, so their probes hang."""
     try:
         with (
@@ -55,7 +55,7 @@ def test_a_newcomer_that_does_not_answer_the_members_is_refused_before_it_joins(
         pytest.skip(str(error))
 
 
-def test_a_node_that_is_unreachable_from_the_start_is_in_no_generation(tmp_path: Path) -> None:
+def test_a_node_unreachable_from_the_start_joins_no_generation(tmp_path: Path) -> None:
     """Two nodes cannot show which is wrong, so the job waits and names both; with a third node it starts."""
     try:
         with joined(3) as network:

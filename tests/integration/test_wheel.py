@@ -25,7 +25,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next(folder.glob("holdfast-*.whl"))
 
 
-def test_it_contains_the_package_and_the_examples_alone(wheel: Path) -> None:
+def test_the_wheel_contains_only_the_package_and_the_examples(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         found = {name for name in archive.namelist() if ".dist-info/" not in name}
     package = {
@@ -39,7 +39,7 @@ def _files_in(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
 
 
-def test_its_long_description_links_to_nothing_in_the_repository(wheel: Path) -> None:
+def test_the_long_description_has_no_relative_links(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         name = next(name for name in archive.namelist() if name.endswith("/METADATA"))
         metadata = Parser().parsestr(archive.read(name).decode())

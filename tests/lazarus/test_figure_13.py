@@ -18,7 +18,7 @@ def numbers(recorded: Path) -> Path:
 
 
 @pytest.mark.parametrize("gpu", ["H200", "H800"])
-def test_shallowsims_examples_come_out(numbers: Path, gpu: str) -> None:
+def test_the_performance_model_reproduces_the_examples_of_shallowsim(numbers: Path, gpu: str) -> None:
     times = PerfModel.read(numbers, gpu).layer(4383, tp=4, dp=8, kv_hit=0.563)
     printed = json.loads(numbers.read_text())["example_ms"][gpu]
     found = {
@@ -34,7 +34,7 @@ def test_shallowsims_examples_come_out(numbers: Path, gpu: str) -> None:
     assert found == pytest.approx({name: printed[name] for name in found}, rel=1e-9)
 
 
-def test_preemptions_are_as_likely_as_asked() -> None:
+def test_preemptions_have_the_requested_rate() -> None:
     window = figure_13.preemptions(8, 0.1, 1)
     assert window.seconds == 3600.0 * figure_13.MOST_HOURS
     gone = [batch.seconds for batch in window.batches if not batch.events[0].add]
@@ -43,7 +43,7 @@ def test_preemptions_are_as_likely_as_asked() -> None:
     assert all(a.seconds <= b.seconds for a, b in zip(window.batches, window.batches[1:], strict=False))
 
 
-def test_imbalance_makes_steps_longer_and_replicas_make_up_for_it(numbers: Path) -> None:
+def test_replicas_reduce_the_cost_of_an_imbalance(numbers: Path) -> None:
     loads = figure_13.zipf(0.8)
     pace = figure_13.Pace(times=PerfModel.read(numbers).layer(4096, tp=8, dp=8))
     even = pace.step_s(np.ones(58), np.ones(58))
@@ -51,7 +51,7 @@ def test_imbalance_makes_steps_longer_and_replicas_make_up_for_it(numbers: Path)
     assert even <= ours < figure_13.chunks_of(pace, loads).seconds
 
 
-def test_a_small_cluster_lives_through_its_preemptions(numbers: Path) -> None:
+def test_holdfast_is_fastest_in_a_small_cluster_with_preemptions(numbers: Path) -> None:
     pace = figure_13.Pace(times=PerfModel.read(numbers).layer(4096, tp=8, dp=8))
     players = figure_13.compared_policies(pace, figure_13.zipf(0.5)[:2])
     options = Namespace(trials=2, restart_s=180.0)
@@ -74,7 +74,7 @@ def test_a_small_cluster_lives_through_its_preemptions(numbers: Path) -> None:
         (("--restart-s", "-1"), "--restart-s: -1 is no"),
     ],
 )
-def test_options_that_cannot_be_are_refused(
+def test_invalid_options_of_figure_13_are_refused(
     words: tuple[str, str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -17,7 +17,7 @@ from testbed import PRINTED_DS, PRINTED_LAZARUS, Hardware
 from made_events import joined, made
 
 
-def test_the_printed_rates_come_out_of_the_constants_that_are_made_of_them(recorded: Path) -> None:
+def test_the_fitted_constants_reproduce_the_printed_rates(recorded: Path) -> None:
     testbed = Hardware(model=MODELS["M"], data=recorded)
     steps = range(100, 2700, 10)
     for policy, printed in (
@@ -33,7 +33,7 @@ def test_the_printed_rates_come_out_of_the_constants_that_are_made_of_them(recor
         assert formation.samples * len(steps) / seconds == pytest.approx(printed, rel=1e-6)
 
 
-def test_what_recoveries_cost_follows_from_what_is_printed(recorded: Path) -> None:
+def test_recovery_costs_follow_from_printed_values(recorded: Path) -> None:
     testbed = Hardware(model=MODELS["L"], data=recorded)
     ds = testbed.costs(testbed.static("DS", live=False), 10, rare=4)
     ours = testbed.costs(testbed.elastic("holdfast"), 10)
@@ -43,14 +43,14 @@ def test_what_recoveries_cost_follows_from_what_is_printed(recorded: Path) -> No
     assert ours.restart_s > ds.restart_s  # six slots to fill instead of four
 
 
-def test_lazarus_is_ahead_as_in_the_paper(recorded: Path) -> None:
+def test_lazarus_is_faster_than_the_baselines_as_in_the_paper(recorded: Path) -> None:
     found = figures_6_7.compare(recorded, 6, "L", 1)
     samples = {name: figures_6_7.mean_samples(lived) for name, lived in found.items()}
     assert samples["Lazarus"] > 1.5 * max(samples["DS"], samples["DS(FT)"])
     assert samples["holdfast"] == pytest.approx(samples["Lazarus"], rel=0.05)
 
 
-def test_the_spot_trace_is_lived_through(recorded: Path, tmp_path: Path) -> None:
+def test_the_modelled_job_survives_the_spot_trace(recorded: Path, tmp_path: Path) -> None:
     found = figures_9_11.compare(recorded, "S", figures_9_11.TRACES[0])
     for lived in found.values():
         assert sum(lived.seconds.values()) == pytest.approx(figures_9_11.SECONDS)
@@ -60,14 +60,16 @@ def test_the_spot_trace_is_lived_through(recorded: Path, tmp_path: Path) -> None
     assert {path.name for path in tmp_path.iterdir()} == {"figure_9.png", "figure_11.png"}
 
 
-def test_padding_is_what_tutel_pays_for(recorded: Path) -> None:
+def test_tutel_is_slower_because_of_padding(recorded: Path) -> None:
     found = figures_12_14.compare(recorded, 12, "S", 1)
     samples = {name: figures_6_7.mean_samples(lived) for name, lived in found.items()}
     assert samples["Lazarus"] > samples[figures_12_14.NO_PADDING] > max(samples["Tutel(FT)"], samples["Tutel"])
 
 
 @pytest.mark.parametrize("script", [figures_6_7, figures_9_11, figures_12_14, figures_measured])
-def test_data_that_is_not_there_is_said(script: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_data_of_a_modelled_figure_is_reported(
+    script: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert script.main(["--data", str(tmp_path), "--out", str(tmp_path)]) == 2
     assert "give --data DIR" in capsys.readouterr().err
 
@@ -86,7 +88,7 @@ def test_data_that_is_not_there_is_said(script: object, tmp_path: Path, capsys: 
         (figure_10a, ("--repeats", "0"), "--repeats: 0 is no"),
     ],
 )
-def test_options_that_cannot_be_are_refused(
+def test_invalid_options_of_a_modelled_figure_are_refused(
     script: object, words: tuple[str, str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -95,7 +97,7 @@ def test_options_that_cannot_be_are_refused(
     assert told in capsys.readouterr().err
 
 
-def test_a_measured_jobs_time_is_told_from_its_first_step_on() -> None:
+def test_time_shares_of_a_measured_job_start_at_its_first_step() -> None:
     events = [joined("a"), made("generation_started", world_size=1)]
     events += [made("step_committed", 5.0 + step, step=step, samples=10, world_size=1, step_s=1.0) for step in range(9)]
     shares = figures_measured.time_shares(events)

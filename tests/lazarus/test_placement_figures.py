@@ -16,7 +16,7 @@ from setting import MODELS, NODES, Recording, make_testbed_plan
 from holdfast.planning import PlacementProblem, recovery_curve, strategy_named
 
 
-def test_the_share_of_two_experts_is_looked_for_from_an_iteration_on() -> None:
+def test_the_peak_share_of_two_experts_is_searched_from_an_iteration() -> None:
     tokens = np.array([[[5, 5, 0]], [[6, 2, 2]], [[4, 3, 3]]])
     shares = figure_2.shares_of(tokens)
     iterations = np.array([1, 11, 21])
@@ -25,7 +25,7 @@ def test_the_share_of_two_experts_is_looked_for_from_an_iteration_on() -> None:
 
 
 @pytest.mark.parametrize("case", figures_4_5.PRINTED, ids=lambda case: case.name)
-def test_the_printed_placements_survive_what_the_paper_says(case: figures_4_5.Case) -> None:
+def test_the_printed_placements_survive_the_losses_given_in_the_paper(case: figures_4_5.Case) -> None:
     pairs = figures_4_5.surviving_sets(case.counts)
     assert len(pairs) == (4 if case.paper is None else case.paper)
     if case.name == "plan A":
@@ -37,14 +37,14 @@ def test_the_printed_placements_survive_what_the_paper_says(case: figures_4_5.Ca
     )
 
 
-def test_a_hot_expert_gets_so_many_times_its_even_share() -> None:
+def test_a_hot_expert_receives_a_multiple_of_its_even_share() -> None:
     for ratio in (1, 2, 4):
         tokens = figure_8.hot_expert_loads(ratio)[0]
         assert tokens[0] * 8 == ratio * tokens.sum()
         assert len(set(tokens[1:])) == 1
 
 
-def test_survival_by_number_of_lost_nodes_is_what_enumeration_says(recorded: Path) -> None:
+def test_survival_by_number_of_lost_nodes_matches_enumeration(recorded: Path) -> None:
     loads = Recording(recorded, MODELS["L"]).tokens_at(200)
     counts = figure_8.spread_by_number(make_testbed_plan(loads, NODES, "spread").replicas)
     alive = [counts[:, :, left].any(axis=2).all() for left in combinations(range(NODES), NODES - figure_8.PAPER_LOST)]
@@ -53,14 +53,14 @@ def test_survival_by_number_of_lost_nodes_is_what_enumeration_says(recorded: Pat
     assert round(float(np.mean(alive)), 2) == 0.12
 
 
-def test_layers_with_nodes_of_their_own_are_lost_sooner() -> None:
+def test_unaligned_layers_survive_fewer_losses() -> None:
     replicas = np.tile([2, 2, 2], (3, 1))
     problem = PlacementProblem(replicas=replicas, slots=np.full(3, 2), fault_threshold=1)
     counts = strategy_named("mro").place(problem)
     assert (figure_8.mean_unaligned_survival(counts) <= recovery_curve(counts).probability + 1e-12).all()
 
 
-def test_what_is_kept_moves_only_what_is_missing() -> None:
+def test_a_placement_repair_moves_only_missing_replicas() -> None:
     loads = np.array([[900, 300, 200, 100, 100, 100, 50, 50]])
     before = make_testbed_plan(loads, NODES, "best").counts
     left = (0, 1, 2, 4, 5, 6, 7, 8)
@@ -70,7 +70,7 @@ def test_what_is_kept_moves_only_what_is_missing() -> None:
     assert ((after > 0) & (before[:, :, left] == 0)).sum() <= 2
 
 
-def test_only_losses_that_are_survived_are_looked_at() -> None:
+def test_only_survivable_losses_are_enumerated() -> None:
     counts = np.zeros((1, 2, 3), dtype=np.int64)
     counts[0, 0, :2] = counts[0, 1, 1:] = 1
     assert table_2.losses(counts, 2) == [(1,)]
@@ -78,7 +78,7 @@ def test_only_losses_that_are_survived_are_looked_at() -> None:
 
 
 @pytest.mark.parametrize("script", [figure_2, figures_4_5, figure_8], ids=lambda script: script.__name__)
-def test_a_script_prints_and_draws(script: object, recorded: Path, tmp_path: Path) -> None:
+def test_a_figure_script_prints_a_table_and_draws_pictures(script: object, recorded: Path, tmp_path: Path) -> None:
     words = ["--data", str(recorded), "--out", str(tmp_path)]
     assert script.main(words) == 0
     assert all(picture.stat().st_size > 10_000 for picture in tmp_path.glob("*.png"))
@@ -86,6 +86,8 @@ def test_a_script_prints_and_draws(script: object, recorded: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("script", [figure_2, figure_8, table_2], ids=lambda script: script.__name__)
-def test_data_that_is_not_there_is_said(script: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_data_of_a_placement_figure_is_reported(
+    script: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert script.main(["--data", str(tmp_path), "--out", str(tmp_path)]) == 2
     assert "give --data DIR" in capsys.readouterr().err

@@ -44,7 +44,7 @@ def test_every_mutant_fits_the_source() -> None:
     assert sum(not mutant.equivalent for mutant in MUTANTS) >= 360
 
 
-def test_an_expression_statements_and_an_argument_are_replaced() -> None:
+def test_expressions_statements_and_arguments_are_replaced() -> None:
     assert "if one < LIMIT:" in mutated("one < LIMIT and total < LIMIT", "one < LIMIT")
     assert "total -= one" in mutated("total += one", "total -= one")
     assert "            pass\n" in mutated("if one < LIMIT and total < LIMIT:\n    total += one", "pass")
@@ -57,7 +57,7 @@ def test_an_expression_statements_and_an_argument_are_replaced() -> None:
     ("old", "qualname", "times"),
     [("no_such_thing", "Example.count", 0), ("LIMIT", "Example.count", 2), ("LIMIT", "Example.other", 0)],
 )
-def test_a_mutant_that_does_not_fit_fails_loudly(old: str, qualname: str, times: int) -> None:
+def test_a_mutant_that_does_not_fit_the_code_is_refused(old: str, qualname: str, times: int) -> None:
     with pytest.raises(StaleMutantError, match=f"'{old}' is {times} times in m:{qualname}"):
         mutated(old, "None", qualname)
 
@@ -68,7 +68,7 @@ def test_a_stale_mutant_is_not_run(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_mutant_whose_tests_do_not_exist_is_not_caught() -> None:
+def test_a_mutant_with_missing_tests_raises_an_error() -> None:
     mutant = Mutant(
         name="none",
         module="clock",
@@ -82,7 +82,7 @@ def test_a_mutant_whose_tests_do_not_exist_is_not_caught() -> None:
         caught_by(mutant)
 
 
-def test_without_a_mutant_nothing_is_caught() -> None:
+def test_a_mutant_without_a_change_is_not_caught() -> None:
     none = Mutant(name="none", module="coordination.instructions", old="import msgspec", new="import msgspec", why="")
     assert caught_by(none, quick=True) == ""
 

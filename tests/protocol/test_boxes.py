@@ -93,7 +93,7 @@ def test_the_intersection_of_two_boxes_has_their_common_elements(case: tuple[tup
             assert np.array_equal(counted([common] if common else [], whole) == 1, both)
 
 
-def test_slabs_are_between_edges() -> None:
+def test_boxes_are_split_into_slabs_at_their_edges() -> None:
     boxes = [Box((0, 0), (2, 4)), Box((2, 0), (3, 2)), Box((2, 2), (1, 2)), Box((3, 2), (2, 2))]
     assert list(split_into_slabs(boxes, 0)) == [(0, 2, [0]), (2, 3, [1, 2]), (3, 5, [1, 3])]
 
@@ -105,7 +105,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
 
 @settings(max_examples=30)
 @given(cut_up(least=1))
-def test_pieces_of_any_boxes_are_joined(folder: Callable[[], Path], case: tuple[tuple[int, ...], list[Box]]) -> None:
+def test_pieces_of_any_boxes_are_joined_into_the_whole_tensor(
+    folder: Callable[[], Path], case: tuple[tuple[int, ...], list[Box]]
+) -> None:
     whole, boxes = case
     values = np.arange(np.prod(whole, dtype=int), dtype="<i2").reshape(whole)
     storage, files = LocalStorage(folder()), []

@@ -22,7 +22,7 @@ def sums(settings: Sequence[int], *, places: int = 1, step: int = 3, state: int 
 
 
 @given(st.lists(st.integers(0, (1 << 62) - 1), min_size=1, max_size=4), st.integers(1, 2000), st.integers(1, 1 << 40))
-def test_one_different_fingerprint_is_found(values: list[int], workers: int, step: int) -> None:
+def test_one_different_fingerprint_is_detected(values: list[int], workers: int, step: int) -> None:
     same = [values[0]] * workers
     assert find_unequal_roles(sums(same, step=step), workers) == ()
     other = [*same, values[0] ^ 1]

@@ -30,7 +30,7 @@ def test_paths_are_made_absolute() -> None:
     assert JobSpec().settled("/here").checkpoint.dir == ""
 
 
-def test_a_job_begins_with_its_minimum_of_nodes_or_else_with_all() -> None:
+def test_a_job_starts_with_its_minimum_number_of_nodes_or_with_all() -> None:
     assert JobSpec(max_nodes=5).nodes_to_begin == 5
     assert JobSpec(min_nodes=2, max_nodes=5).nodes_to_begin == 2
 
@@ -40,7 +40,7 @@ def test_only_the_restart_policy_restarts_all_workers() -> None:
     assert not RecoverySpec().restarts_all
 
 
-def test_a_job_spec_survives_json() -> None:
+def test_a_job_spec_is_unchanged_after_a_json_round_trip() -> None:
     spec = JobSpec(script="train.py", args=("--steps", "5"), recovery=RecoverySpec(join_window=2.5))
     assert msgspec.json.decode(msgspec.json.encode(spec), type=JobSpec) == spec
 

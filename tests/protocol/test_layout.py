@@ -23,7 +23,7 @@ SIZES = (1, 2, 3)
         ({"shard": 1 << 20}, "from 1 to 1024"),
     ],
 )
-def test_sizes_are_whole_numbers_of_workers(sizes, said):
+def test_sizes_that_are_not_positive_integers_are_refused(sizes, said):
     with pytest.raises(BadInputError, match=re.escape(said)):
         Layout(**sizes)
 
@@ -35,21 +35,21 @@ def test_sizes_are_whole_numbers_of_workers(sizes, said):
         ({"tp": 4, "shard": 2}, "Layout(tp=4): tp is not known; the nearest one is tensor"),
     ],
 )
-def test_a_size_of_another_name_is_no_bare_type_error(sizes: dict[str, int], said: str) -> None:
+def test_an_unknown_size_is_refused_with_the_nearest_name(sizes: dict[str, int], said: str) -> None:
     with pytest.raises(BadInputError, match=re.escape(said)):
         Layout(**sizes)
     with pytest.raises(BadInputError, match=re.escape("Layout(1, 2, 3, 4): give no more than shard, tensor, stages")):
         Layout(*(1, 2, 3, 4))
 
 
-def test_what_is_decoded_is_looked_at_too():
+def test_a_decoded_layout_is_validated():
     layout = Layout(shard=2, tensor=3)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(layout), type=Layout) == layout
     with pytest.raises(msgspec.ValidationError, match=r"`int` >= 1 - at `\$\.shard`"):
         msgspec.msgpack.decode(msgspec.msgpack.encode({"shard": 0}), type=Layout)
 
 
-def test_roles_places_and_coordinates_belong_together():
+def test_ranks_and_coordinates_of_a_layout_are_consistent():
     for shard, tensor, stages in itertools.product(SIZES, repeat=3):
         layout = Layout(shard=shard, tensor=tensor, stages=stages)
         roles = list(itertools.product(range(stages), range(shard * tensor)))
@@ -63,7 +63,7 @@ def test_roles_places_and_coordinates_belong_together():
             assert same.index(place) == where[place][dimension]
 
 
-def test_what_is_outside_is_refused():
+def test_a_role_outside_the_layout_is_refused():
     layout = Layout(shard=2, stages=2)
     for role in ((2, 0), (0, 2), (-1, 0)):
         with pytest.raises(ValueError, match="has no stage"):

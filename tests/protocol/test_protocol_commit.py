@@ -41,7 +41,7 @@ PARTS = st.builds(
 )
 
 
-def test_the_lanes_are_the_fields_of_v_in_the_order_of_the_wire() -> None:
+def test_the_fields_of_a_commit_are_encoded_in_their_order() -> None:
     counts = ("samples", "nonfinite", "sample_hashes", "place_hashes", "skipped_samples")
     assert list(LANES) == [("grad_square", float), ("loss_sum", float), *((name, int) for name in counts)]
     part = Commit(
@@ -54,7 +54,7 @@ def test_the_lanes_are_the_fields_of_v_in_the_order_of_the_wire() -> None:
 
 
 @given(st.lists(PARTS, min_size=1, max_size=6))
-def test_lanes_add_up_flags_need_everybody_and_wishes_anybody(parts: list[Commit]) -> None:
+def test_numbers_are_summed_flags_need_all_ranks_and_wishes_need_one(parts: list[Commit]) -> None:
     lanes = [sum(column) for column in zip(*map(lane_contribution, parts), strict=True)]
     raised = [sum(column) for column in zip(*(flag_contribution(p.flags, p.wishes) for p in parts), strict=True)]
     v = with_flags(commit_from_sums(lanes), raised, len(parts))
@@ -74,14 +74,14 @@ def test_sums_of_another_version_are_refused() -> None:
 
 
 @pytest.mark.parametrize("sum_", [float("nan"), float("inf"), -float("inf"), 0.5])
-def test_a_count_that_is_none_equals_no_count(sum_: float) -> None:
+def test_an_invalid_count_equals_no_valid_count(sum_: float) -> None:
     """A rank that puts in nonsense must not end all others: they refuse v."""
     v = commit_from_sums([1.0, 1.0, sum_, 0.0, sum_, sum_, 0.0])
     assert (v.samples, v.sample_hashes, v.place_hashes) == (-1, -1, -1)
 
 
 @pytest.mark.parametrize(("lane", "value"), [("samples", -2), ("samples", (1 << 64) - 1)])
-def test_a_message_with_numbers_that_nobody_counts_to_is_refused(lane: str, value: int) -> None:
+def test_a_commit_with_an_impossible_count_is_refused(lane: str, value: int) -> None:
     """Their sum over some steps would be more than a record can hold, which ended the coordinator."""
     said = {"type": "Commit", "grad_square": 1.0, "loss_sum": 1.0, "samples": 4, "nonfinite": 0, lane: value}
     with pytest.raises(msgspec.ValidationError, match=lane):
@@ -92,14 +92,14 @@ def v_with(metrics: dict[str, float]) -> Commit:
     return Commit(grad_square=1.0, loss_sum=2.0, samples=4, nonfinite=0, metrics=metrics)
 
 
-def test_what_is_logged_is_no_lane_and_crosses_the_wire_in_every_bit() -> None:
+def test_logged_metrics_are_not_summed_and_are_encoded_exactly() -> None:
     v = v_with({"a": 0.1 + 0.2, "b": float("inf"), "ü" * MAX_METRIC_NAME: float("nan")})
     assert lane_contribution(v) == lane_contribution(v_with({}))
     back = msgspec.msgpack.decode(msgspec.msgpack.encode(v), type=Commit)
     assert repr(back.metrics) == repr(v.metrics)
 
 
-def test_a_step_counts_for_more_the_more_it_logs() -> None:
+def test_the_weight_of_a_step_grows_with_its_logged_metrics() -> None:
     few, many = {"loss": 1.0}, {f"{number:020}": 1.0 for number in range(MAX_METRICS_BYTES // 32)}
     assert (step_weight(v_with({})), step_weight(v_with(few)), step_weight(v_with(many))) == (1, 1, 65)
     for metrics in (few, many):
@@ -109,12 +109,12 @@ def test_a_step_counts_for_more_the_more_it_logs() -> None:
 @pytest.mark.parametrize(
     "metrics", [{"": 1.0}, {"a" * (MAX_METRIC_NAME + 1): 1.0}, {str(name): 1.0 for name in range(MAX_METRICS + 1)}]
 )
-def test_a_message_that_logs_more_than_a_step_may_is_refused(metrics: dict[str, float]) -> None:
+def test_a_commit_with_too_many_or_too_long_metrics_is_refused(metrics: dict[str, float]) -> None:
     with pytest.raises(msgspec.ValidationError, match="metrics"):
         msgspec.msgpack.decode(msgspec.msgpack.encode(v_with(metrics)), type=Commit)
 
 
-def test_v_of_an_attempt_is_known_by_all_that_is_not_raised() -> None:
+def test_commits_of_an_attempt_are_compared_without_flags_and_wishes() -> None:
     one = v_with({"a": float("nan")})
     assert have_same_lanes(one, msgspec.structs.replace(one, flags=(Flag.SWAP,), wishes=(Wish.STOP,)))
     for other in ({"loss_sum": -2.0}, {"sample_hashes": 1}, {"metrics": {"a": 1.0}}, {"grad_square": float("nan")}):

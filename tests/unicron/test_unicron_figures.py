@@ -25,7 +25,7 @@ def totals() -> tuple[Totals, Totals]:
     return simulate_totals(TRACE_A, SEEDS, systems), simulate_totals(TRACE_B, SEEDS, systems)
 
 
-def test_the_fit_meets_trace_a_and_predicts_trace_b_within_a_tenth(totals: tuple[Totals, Totals]) -> None:
+def test_the_fit_matches_trace_a_and_predicts_trace_b_within_a_tenth(totals: tuple[Totals, Totals]) -> None:
     on_a, on_b = totals
     efficiencies = fit_efficiencies(on_a)
     for name in FITTED:
@@ -34,14 +34,14 @@ def test_the_fit_meets_trace_a_and_predicts_trace_b_within_a_tenth(totals: tuple
         assert on_b.ratio(name, efficiencies[name]).mean() == pytest.approx(PAPERS_RATIOS["trace b"][name], rel=0.1)
 
 
-def test_megatrons_ratios_are_predictions_of_the_papers_order(totals: tuple[Totals, Totals]) -> None:
+def test_predicted_megatron_ratios_agree_with_the_paper(totals: tuple[Totals, Totals]) -> None:
     for found, name in zip(totals, PAPERS_RATIOS, strict=True):
         without, spare = (float(found.ratio(system).mean()) for system in ("megatron", "megatron-spare"))
         assert 1.0 < spare < without
         assert without == pytest.approx(PAPERS_RATIOS[name]["megatron"], rel=0.2)
 
 
-def test_no_baselines_plan_is_better_than_ours_on_table_3() -> None:
+def test_no_baseline_plan_is_better_than_ours_on_table_3() -> None:
     for case in TABLE_3:
         wafs, ways = case_of(case)
         assert wafs["holdfast"] == max(wafs.values())
@@ -51,12 +51,12 @@ def test_no_baselines_plan_is_better_than_ours_on_table_3() -> None:
         assert shares[0] == 1.0 >= max(shares)
 
 
-def test_shares_in_proportion_use_every_gpu() -> None:
+def test_proportional_shares_use_every_gpu() -> None:
     assert apportion([1.0] * 6, 128) == [22, 22, 21, 21, 21, 21]
     assert apportion([1.0, 3.0], 4) == [1, 3]
 
 
-def test_what_was_detected_is_read_from_what_the_benchmark_prints(tmp_path: Path) -> None:
+def test_detection_times_are_read_from_the_output_of_the_benchmark(tmp_path: Path) -> None:
     printed = tmp_path / "detect.txt"
     printed.write_text(
         "".join(f"{case:16s} {'5.6 s':>11s} {'5.7 s':>8s} {0.1:8.3f}  0.01 (0..1)\n" for *_, case in TABLE_2)
@@ -68,7 +68,7 @@ def test_what_was_detected_is_read_from_what_the_benchmark_prints(tmp_path: Path
     assert read_detected(DETECTED)["step"].startswith("median step")
 
 
-def test_figure_8s_micro_batches_are_all_computed_once_whoever_is_lost() -> None:
+def test_each_micro_batch_of_figure_8_is_computed_once_after_a_loss() -> None:
     work, shares = disturbed()
     assert sorted(one for share in shares for one in share) == list(range(MICRO_BATCHES))
     for stage in range(STAGES):

@@ -53,7 +53,7 @@ def warm_titan() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("check", ["arithmetic", "ignored", "refused", "dims", "spread", "loader"])
-def test_with_the_real_package(warm_titan: str, check: str) -> None:
+def test_torchtitan_checks_pass_with_the_real_package(warm_titan: str, check: str) -> None:
     done = run_warm(warm_titan, HERE / "titan_checks.py", check)
     assert done.returncode == 0, done.stderr
 
@@ -95,7 +95,7 @@ def test_a_killed_node_changes_no_loss(warm_titan: str, tmp_path: Path) -> None:
     assert len(found) == 14
 
 
-def test_that_it_is_missing_is_said_with_what_to_do(warm_torch: str, tmp_path: Path) -> None:
+def test_a_missing_torchtitan_is_reported_with_the_install_command(warm_torch: str, tmp_path: Path) -> None:
     script = tmp_path / "without.py"
     script.write_text(
         "import importlib.metadata as metadata, runpy, sys\n"

@@ -35,7 +35,7 @@ def from_disk(folder: Path, **options: Any) -> Any:
 
 @_NO_WIDTH
 @pytest.mark.parametrize("kind", [*KINDS, *ODD_KINDS])
-def test_it_computes_what_the_model_computes(kind: str) -> None:
+def test_elastic_experts_compute_the_same_as_the_plain_model(kind: str) -> None:
     """In float32, the loss, logits and all gradients differ by at most 1e-6 of the largest value."""
     plain, elastic, ids = hf_model(kind), elastic_experts(hf_model(kind)), token_ids()
     assert moe_layers(elastic)
@@ -60,14 +60,14 @@ def test_it_computes_what_the_model_computes(kind: str) -> None:
 
 @_NO_WIDTH
 @pytest.mark.parametrize("kind", [*KINDS, *ODD_KINDS])
-def test_parameters_stay_where_they_are(kind: str) -> None:
+def test_conversion_keeps_the_parameter_objects(kind: str) -> None:
     model = hf_model(kind)
     before = [id(parameter) for parameter in model.parameters()]
     assert [id(parameter) for parameter in elastic_experts(model).parameters()] == before
     assert [id(parameter) for parameter in plain_experts(model).parameters()] == before
 
 
-def test_an_optimizers_state_of_the_plain_model_fits_the_elastic_one() -> None:
+def test_the_optimizer_state_of_the_plain_model_fits_the_elastic_one() -> None:
     model, ids = hf_model("gpt_oss"), token_ids()
     before = torch.optim.AdamW(model.parameters())
     loss_of(model, ids).backward()
@@ -79,7 +79,7 @@ def test_an_optimizers_state_of_the_plain_model_fits_the_elastic_one() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_there_and_back_saves_the_same_bytes(kind: str, tmp_path: Path) -> None:
+def test_a_model_converted_and_restored_is_saved_with_the_same_bytes(kind: str, tmp_path: Path) -> None:
     hf_model(kind).save_pretrained(tmp_path / "first")
     for name, model in (
         ("of a config", hf_model(kind)),
@@ -97,7 +97,7 @@ def test_there_and_back_saves_the_same_bytes(kind: str, tmp_path: Path) -> None:
 
 @_NO_WIDTH
 @pytest.mark.parametrize("kind", [*ODD_KINDS, "gpt_oss"])
-def test_bfloat16_in_several_files_is_saved_as_the_library_saves_it(kind: str, tmp_path: Path) -> None:
+def test_a_bfloat16_model_in_several_files_is_saved_with_the_same_bytes(kind: str, tmp_path: Path) -> None:
     hf_model(kind).to(torch.bfloat16).save_pretrained(tmp_path / "first", max_shard_size="20KB")
     contents: list[dict[str, bytes]] = []
     for converted in (False, True):
@@ -110,7 +110,7 @@ def test_bfloat16_in_several_files_is_saved_as_the_library_saves_it(kind: str, t
     assert len(contents[0]) > 2
 
 
-def test_what_was_trained_is_saved(tmp_path: Path) -> None:
+def test_a_trained_elastic_model_is_saved_and_loaded(tmp_path: Path) -> None:
     model, ids = elastic_experts(hf_model("deepseek_v3"), bias_rate=0.01), token_ids()
     job = holdfast.init()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -133,7 +133,7 @@ def test_what_was_trained_is_saved(tmp_path: Path) -> None:
     assert (moved - moved.round()).abs().max() < 1e-4, "the bias must move by whole multiples of the rate"
 
 
-def test_the_example_trains_and_saves(
+def test_the_deepseek_example_trains_and_saves_its_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
@@ -208,7 +208,7 @@ def miscounted() -> nn.Module:
         (lambda: hf_model("qwen2_moe").to("meta"), "not loaded yet"),
     ],
 )
-def test_a_model_that_cannot_be_converted_is_refused_and_left_alone(model: object, error: str) -> None:
+def test_a_model_that_cannot_be_converted_is_refused_unchanged(model: object, error: str) -> None:
     given: nn.Module = model()  # type: ignore[operator]
     before = [type(module) for module in given.modules()]
     with pytest.raises(BadInputError, match=error) as refusal:
@@ -217,13 +217,13 @@ def test_a_model_that_cannot_be_converted_is_refused_and_left_alone(model: objec
     assert [type(module) for module in given.modules()] == before
 
 
-def test_a_bias_that_is_not_there_is_not_moved() -> None:
+def test_a_bias_rate_for_a_model_without_a_bias_is_refused() -> None:
     with pytest.raises(BadInputError, match="no buffer 'e_score_correction_bias'"):
         elastic_experts(hf_model("mixtral"), bias_rate=0.1)
 
 
 @pytest.mark.parametrize("order", [[1, 0, 3, 2], [2, 0, 3, 1]])
-def test_experts_that_have_changed_rows_are_put_in_order(order: list[int]) -> None:
+def test_experts_in_permuted_rows_are_restored_in_order(order: list[int]) -> None:
     model, wanted = elastic_experts(hf_model("mixtral")), hf_model("mixtral").state_dict()
     for layer in moe_layers(model):
         layer.experts.row_experts = tuple(order)
@@ -233,7 +233,7 @@ def test_experts_that_have_changed_rows_are_put_in_order(order: list[int]) -> No
     assert all(torch.equal(plain[name], tensor) for name, tensor in wanted.items())
 
 
-def test_rows_that_no_expert_lives_in_are_left_out() -> None:
+def test_rows_without_an_expert_are_omitted_from_the_plain_model() -> None:
     model, wanted = elastic_experts(hf_model("mixtral")), hf_model("mixtral").state_dict()
     shards = ExpertShards(moe_layers(model))
     for layer in range(2):
@@ -242,7 +242,7 @@ def test_rows_that_no_expert_lives_in_are_left_out() -> None:
     assert all(torch.equal(plain[name], tensor) for name, tensor in wanted.items())
 
 
-def test_a_model_whose_experts_are_not_all_here_cannot_be_made_plain() -> None:
+def test_a_model_with_experts_on_other_workers_cannot_be_made_plain() -> None:
     model = elastic_experts(hf_model("mixtral"))
     ExpertShards(moe_layers(model)).rearrange(1, [0, 3], rows=2)
     with pytest.raises(BadInputError, match=r"layers.1.mlp.experts: experts \[1, 2\] of 4 live on other workers"):

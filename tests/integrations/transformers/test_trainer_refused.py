@@ -22,7 +22,9 @@ def guard() -> Iterator[TrainingGuard]:
 
 
 @pytest.mark.parametrize("name", ["Trainer", "Seq2SeqTrainer"])
-def test_it_is_refused_until_the_script_has_protected_something(name: str, request: pytest.FixtureRequest) -> None:
+def test_the_transformers_trainer_is_refused_until_the_guard_is_removed(
+    name: str, request: pytest.FixtureRequest
+) -> None:
     import transformers  # The guard inspects the imported modules, so this import comes first.
 
     guard: TrainingGuard = request.getfixturevalue("guard")
