@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-#: A node: each story runs in its own process, which becomes the parent of orphaned processes.
+#: A node: each scenario runs in its own process, which becomes the parent of orphaned processes.
 _NODE = """
 import asyncio, contextlib, os, signal, socket, sys
 from pathlib import Path
@@ -28,11 +28,11 @@ settings = PoolNodeSettings(
 )
 zygote = NextZygote(settings)
 
-async def until(what):
-    while not what():
+async def until(condition):
+    while not condition():
         await asyncio.sleep(0.005)
 
-def there():
+def import_count():
     return imports.read_text().count("x") if imports.exists() else 0
 
 def parent(pid):
@@ -42,13 +42,14 @@ async def grant(ends=True):
     "Start a process of a grant from its zygote; return its pid and the zygote's."
     client = await ZygoteClient.connect(zygote.path, lambda pid, code: None, lambda: None)
     pid = await client.fork(script=str(script), args=(), env={}, cwd=str(folder), output=str(folder / "output"))
-    of = parent(pid)
-    await until(lambda: parent(of) == os.getpid())  # Processes between them end immediately, as for all of a grant.
-    assert of not in zygote.template_pids
+    zygote_pid = parent(pid)
+    # Processes between them end immediately, as for all of a grant.
+    await until(lambda: parent(zygote_pid) == os.getpid())
+    assert zygote_pid not in zygote.template_pids
     if ends:
         await end()
-        assert not any(os.path.exists(f"/proc/{one}") for one in (pid, of))
-    return pid, of
+        assert not any(os.path.exists(f"/proc/{one}") for one in (pid, zygote_pid))
+    return pid, zygote_pid
 
 async def end():
     await zygote.end()
@@ -61,9 +62,9 @@ async def grants_follow_each_other():
         zygote.prepare()
         found |= set(await grant())
     assert len(found) == 6
-    assert there() == 1, "the module must be imported once"
+    assert import_count() == 1, "the module must be imported once"
 
-async def none_draws_what_another_has_drawn():
+async def grants_draw_different_random_numbers():
     heavy.write_text(heavy.read_text() + "import numpy.random\\n")
     script.write_text("import sys, time, numpy\\nprint(numpy.random.rand(), flush=True)\\ntime.sleep(1000)")
     for grants in range(1, 4):
@@ -72,9 +73,9 @@ async def none_draws_what_another_has_drawn():
         await until(lambda: (folder / "output").exists() and (folder / "output").read_text().count("\\n") == grants)
         await end()
     assert len(set((folder / "output").read_text().split())) == 3
-    assert there() == 1
+    assert import_count() == 1
 
-async def what_was_imported_changes():
+async def an_imported_module_changes():
     zygote.prepare()
     await grant()
     (before,) = zygote.template_pids
@@ -82,9 +83,9 @@ async def what_was_imported_changes():
     zygote.prepare()
     await grant()
     assert zygote.template_pids != (before,)
-    assert there() == 2
+    assert import_count() == 2
 
-async def something_is_installed():
+async def a_package_is_installed():
     zygote.prepare()
     await grant()
     (before,) = zygote.template_pids
@@ -98,38 +99,38 @@ async def something_is_installed():
     await grant()
     assert zygote.template_pids == (before,)
 
-async def the_mould_dies():
+async def the_template_dies():
     zygote.prepare()
-    pid, of = await grant(ends=False)
+    pid, zygote_pid = await grant(ends=False)
     (before,) = zygote.template_pids
     os.kill(before, signal.SIGKILL)
     await until(lambda: not zygote.template_pids)
     assert os.path.exists(f"/proc/{pid}"), "processes that it forked must survive it"
     await end()
-    assert not os.path.exists(f"/proc/{of}")
+    assert not os.path.exists(f"/proc/{zygote_pid}")
     zygote.prepare()
     await grant()
-    assert there() == 2
+    assert import_count() == 2
 
-async def the_mould_is_stopped():
+async def the_template_is_stopped():
     zygote.prepare()
     await grant()
     os.kill(zygote.template_pids[0], signal.SIGSTOP)
     zygote.prepare()
     await grant()
-    assert there() == 1
+    assert import_count() == 1
 
-async def the_mould_is_stopped_while_it_imports():
+async def the_template_is_stopped_while_it_imports():
     gate.unlink()
     zygote.prepare()
     os.kill(zygote.template_pids[0], signal.SIGSTOP)
     gate.touch()
-    asked = asyncio.ensure_future(grant())
-    await until(lambda: (zygote.check(), asked.done())[1])
-    await asked
-    assert there() == 1
+    request = asyncio.ensure_future(grant())
+    await until(lambda: (zygote.check(), request.done())[1])
+    await request
+    assert import_count() == 1
 
-async def the_mould_does_not_answer():
+async def the_template_does_not_answer():
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
     its.send(process_template.READY)
@@ -139,33 +140,33 @@ async def the_mould_does_not_answer():
     next_zygote.start_template = lambda *_: (mute, ours)
     zygote.prepare()
     client = await ZygoteClient.connect(zygote.path, lambda pid, code: None, lambda: None)
-    asked = client.fork(script=str(script), args=(), env={}, cwd=str(folder), output=str(folder / "output"))
-    asked = asyncio.ensure_future(asked)
-    await until(lambda: (zygote.check(), asked.done())[1])
-    assert isinstance(asked.exception(), ConnectionError), asked
+    request = client.fork(script=str(script), args=(), env={}, cwd=str(folder), output=str(folder / "output"))
+    request = asyncio.ensure_future(request)
+    await until(lambda: (zygote.check(), request.done())[1])
+    assert isinstance(request.exception(), ConnectionError), request
     assert not zygote.template_pids
     with contextlib.suppress(ConnectionRefusedError):
         await ZygoteClient.connect(zygote.path, lambda pid, code: None, lambda: None)
         raise AssertionError("no agent may connect here: the job's agent must have its own zygote")
     await end()
 
-async def a_grant_is_over_before_anything_is_imported():
+async def a_grant_ends_before_the_import_ends():
     gate.unlink()
     zygote.prepare()
     client = await ZygoteClient.connect(zygote.path, lambda pid, code: None, lambda: None)
-    asked = asyncio.ensure_future(
+    request = asyncio.ensure_future(
         client.fork(script=str(script), args=(), env={}, cwd=str(folder), output=str(folder / "of the first"))
     )
     await end()
-    assert isinstance(await asyncio.wait_for(asyncio.gather(asked, return_exceptions=True), 30), list)
-    assert isinstance(asked.exception(), ConnectionError), asked
+    assert isinstance(await asyncio.wait_for(asyncio.gather(request, return_exceptions=True), 30), list)
+    assert isinstance(request.exception(), ConnectionError), request
     gate.touch()
     zygote.prepare()
     await grant()
     assert not (folder / "of the first").exists(), "a request of an ended grant must have no effect"
-    assert there() == 1
+    assert import_count() == 1
 
-async def nothing_can_be_imported():
+async def the_import_fails():
     heavy.write_text("import os\\nos._exit(3)")
     zygote.prepare()
     await until(lambda: not zygote.template_pids)
@@ -174,8 +175,8 @@ async def nothing_can_be_imported():
         raise AssertionError("no agent may connect here: the job's agent must have its own zygote")
     await end()
 
-async def main(story):
-    await story()
+async def main(scenario):
+    await scenario()
     await zygote.close()
     assert not find_descendants()
     assert not list(folder.glob("next-*"))
@@ -194,25 +195,25 @@ with open({imports!r}, "a") as file:
 
 
 @pytest.mark.parametrize(
-    "story",
+    "scenario",
     [
         "grants_follow_each_other",
-        "none_draws_what_another_has_drawn",
-        "what_was_imported_changes",
-        "something_is_installed",
-        "the_mould_dies",
-        "the_mould_is_stopped",
-        "the_mould_is_stopped_while_it_imports",
-        "the_mould_does_not_answer",
-        "a_grant_is_over_before_anything_is_imported",
-        "nothing_can_be_imported",
+        "grants_draw_different_random_numbers",
+        "an_imported_module_changes",
+        "a_package_is_installed",
+        "the_template_dies",
+        "the_template_is_stopped",
+        "the_template_is_stopped_while_it_imports",
+        "the_template_does_not_answer",
+        "a_grant_ends_before_the_import_ends",
+        "the_import_fails",
     ],
 )
-def test_zygotes_are_forked_from_one_process_template(tmp_path: Path, story: str) -> None:
+def test_zygotes_are_forked_from_one_process_template(tmp_path: Path, scenario: str) -> None:
     (tmp_path / "gate").touch()
     (tmp_path / "script.py").write_text("import time\ntime.sleep(1000)\n")
     (tmp_path / "heavy.py").write_text(_HEAVY.format(gate=str(tmp_path / "gate"), imports=str(tmp_path / "imports")))
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    node = [sys.executable, "-c", _NODE, str(tmp_path), story]
+    node = [sys.executable, "-c", _NODE, str(tmp_path), scenario]
     done = subprocess.run(node, env=environment, capture_output=True, text=True, timeout=90, check=False)
     assert done.returncode == 0, done.stderr
