@@ -13,6 +13,7 @@ from holdfast.coordination.instructions import Instruction
 from holdfast.coordination.nodes.draining import RETRY_STEPS
 from holdfast.errors import EXIT_DONE, BadInputError, RefusedError, UnreachableError
 from holdfast.protocol import events as ev
+from holdfast.protocol.job_spec import ExperimentSpec, JobSpec
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.plan import DecisionKind
 
@@ -78,6 +79,22 @@ def test_a_departed_node_is_taken_back_if_the_others_are_lost_first() -> None:
     assert (begun.members, begun.decision) == (("n1",), DecisionKind.REDO)
     assert not [event for event in job.events if isinstance(event, ev.NodeLeft) and event.node == "n1"]
     assert not [event for event in job.events if isinstance(event, ev.RolledBack)]
+
+
+def test_a_retained_node_is_taken_back_if_the_others_are_too_few_for_all_experts() -> None:
+    job = Job(spec=JobSpec(experiments=ExperimentSpec(static_experts=True, ep_size=2))).boot()
+    for node in ("n0", "n1", "n2"):
+        job.connect(hello(node))
+        job.say(attach(w(node)))
+    entered(job, "n0", "n1", generation=1, at=0)
+    job.feed(Drain(("n1",)))
+    job.step(1, "n0", "n1")
+    reported(job, "n0", "n1")
+    assert job.said(ev.GenerationStarted)[-1].members == ("n0", "n2")
+    job.lose("n2")
+    reported(job, "n0", "n1")
+    assert job.said(ev.GenerationStarted)[-1].members == ("n0", "n1")
+    assert not [event for event in job.events if isinstance(event, ev.JobWaiting)]
 
 
 def test_the_loss_of_a_departed_node_does_not_stop_the_others() -> None:

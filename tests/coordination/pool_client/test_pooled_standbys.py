@@ -5,6 +5,7 @@ from __future__ import annotations
 from machinery import w
 from pooled_job import reserved
 
+from holdfast.protocol.job_spec import ExperimentSpec
 from holdfast.protocol.messages import any_side as msg
 
 
@@ -95,6 +96,17 @@ def test_no_standby_replaces_a_recalled_node() -> None:
     assert job.held.numbers == {1, 3}
     assert job.held.waiting == {3}, "the rank is not empty"
     assert job.machine.record.pending is None
+
+
+def test_a_standby_replaces_a_lost_node_although_a_recalled_node_cannot_leave_yet() -> None:
+    job = reserved(experiments=ExperimentSpec(static_experts=True, ep_size=2)).train()
+    job.shares(leaving=(2,))
+    job.step(2, "n0", "n1")
+    assert job.machine.context.interruption.stop is None, "without n1 the nodes are too few for all experts"
+    job.lose("n0")
+    job.report("n1", 2)
+    assert set(job.members) == {w("n1"), w("s0")}
+    assert job.held.numbers == {2, 3}
 
 
 def test_a_recalled_standby_leaves_at_once() -> None:

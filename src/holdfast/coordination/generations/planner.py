@@ -364,12 +364,17 @@ def shortage(record: Record, members: Membership, workers: Sequence[str]) -> Sho
     )
 
 
-def lacks_slots(transaction: Transaction, config: CoordinatorConfig, workers: Sequence[str] = ()) -> bool:
+def lacks_slots(
+    transaction: Transaction, config: CoordinatorConfig, workers: Sequence[str] = (), *, retained: bool = False
+) -> bool:
     """Return whether the nodes of these workers (by default of all live ones) lack slots for all experts.
 
     With static experts: whether they are too few for one replica of all experts. False without workers.
+
+    Args:
+        retained: without `workers`, count the retained nodes, too, which become members again if they are needed.
     """
-    workers = workers or [info.id for info in transaction.members.workers()]
+    workers = workers or [info.id for info in transaction.members.workers(retained=retained)]
     if config.spec.experiments.static_experts:
         size = choose_ep_size(transaction.record.expert_shape, config.spec.experiments.ep_size)
         return bool(workers) and not isinstance(size, Shortage) and not count_usable(len(workers), size)

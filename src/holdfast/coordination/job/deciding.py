@@ -120,7 +120,7 @@ class GenerationDecider:
             self._replacements.replace_lost_nodes(record.plan)
             if self._replacements.count_awaited_nodes(record.plan):
                 return
-        if lacks_slots(transaction, self._config):
+        if lacks_slots(transaction, self._config, retained=True):
             if closing:
                 self._closing.end()  # A closing job does not wait for more nodes.
             return
@@ -197,7 +197,7 @@ class GenerationDecider:
             else:
                 self._rank_hold.hold_ranks(raisers)
                 self._script_errors.release(raisers)
-                if self._rank_hold.waits or lacks_slots(transaction, self._config):
+                if self._rank_hold.waits or lacks_slots(transaction, self._config, retained=True):
                     return  # Wait for the processes that replace them.
                 verdict = without or self._decide_from({}, arrivals)
         elif not closing and (leavers := self._draining.find_leaving_workers(reports)):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from holdfast.coordination.experts.static_experts import choose_ep_size
 from holdfast.coordination.generations.planner import lacks_slots
 from holdfast.coordination.job.context import JobContext
+from holdfast.coordination.membership import Membership, Node
 from holdfast.coordination.transaction import Transaction
 from holdfast.planning import Shortage
 from holdfast.protocol.events import JobWaiting
@@ -78,7 +79,7 @@ class NeedReporter:
         )
         if record.plan is not None and broken and (missing := context.replacements.count_awaited_nodes(record.plan)):
             return Need(nodes=missing, expert_slots=0, why="it goes on with as many nodes as before")
-        if record.plan is not None and not (broken and lacks_slots(transaction, config)):
+        if record.plan is not None and not (broken and lacks_slots(transaction, config, retained=True)):
             return None
         if (away := context.replacements.needed - members.complete_nodes) > 0 and config.spec.recovery.waits_for_nodes:
             return Need(nodes=away, expert_slots=0, why="it goes on with as many nodes as before")
@@ -93,7 +94,7 @@ def _static_need(transaction: Transaction, ep_size: int) -> Need | None:
 
     None also if no number of nodes would be enough.
     """
-    size, nodes = choose_ep_size(transaction.record.expert_shape, ep_size), len(transaction.members.regular)
+    size, nodes = choose_ep_size(transaction.record.expert_shape, ep_size), len(_usable_nodes(transaction.members))
     if isinstance(size, Shortage) or nodes >= size:
         return None
     return Need(nodes=size - nodes, expert_slots=0, why=f"one replica of all experts takes {size} nodes")
@@ -105,7 +106,7 @@ def _slot_need(transaction: Transaction, why: str) -> Need | None:
     A node has the slots that its first worker reports, or the job's default while its workers start. Without experts,
     one node is enough.
     """
-    shape, nodes = transaction.record.expert_shape, transaction.members.regular
+    shape, nodes = transaction.record.expert_shape, _usable_nodes(transaction.members)
     if shape is None:
         return None if nodes else Need(nodes=1, expert_slots=0, why=why)
     slots = 0
@@ -117,3 +118,8 @@ def _slot_need(transaction: Transaction, why: str) -> Need | None:
         return None
     missing = shape.experts - slots
     return Need(nodes=-(-missing // shape.slots), expert_slots=missing, why=why)
+
+
+def _usable_nodes(members: Membership) -> list[Node]:
+    """Return the regular nodes and the retained ones, which become members again if they are needed."""
+    return [*members.regular, *members.owed.values()]

@@ -102,7 +102,7 @@ class Replacements:
         if not empty or recovery.on_node_failure != "auto":
             return Replacement(at_once=True, why="")
         members, nodes = self._transaction.members, list(workers_by_node(plan))
-        if not any(map(self._standbys.ready, members.standbys)) or lacks_slots(self._transaction, self._config):
+        if not any(map(self._standbys.ready, members.standbys)) or self._lacks_slots:
             self.why = f"no standby is warm: {len(nodes) - len(empty)} of {len(nodes)} nodes go on"
             return Replacement(at_once=True, why=self.why)
         saved_at = self._transaction.record.saving.saved_at or self._transaction.record.run_since
@@ -320,13 +320,14 @@ class Replacements:
         drained = {one.node for one in transaction.record.drained} | beside.keys()
         # A standby that is lost before it replaced its node had no ranks yet, even if it was about to leave itself.
         drained |= {one.beside for one in transaction.record.leaving if not one.owed and one.node in members.nodes}
-        if transaction.record.held is not None:
-            drained.update(transaction.record.held.to_leave)  # The pool has given their places to others.
+        recalled = transaction.record.held.to_leave if transaction.record.held is not None else ()
+        drained.update(recalled)  # The pool has given their places to others.
         places = [name for name in workers_by_node(plan) if name not in drained]
         taken = {whose for name, (whose, _) in self._stand_ins.items() if self._stands_in(name)}
         gone = [name for name in places if name not in members.nodes or name in without]
         lost = [name for name in gone if name not in taken]
-        here = sum(node.complete or (node.name in places and node.name not in without) for node in members.regular)
+        stays = [node for node in members.regular if node.name not in recalled]
+        here = sum(node.complete or (node.name in places and node.name not in without) for node in stays)
         here -= sum(name in members.nodes and whose in members.nodes for name, whose in beside.items())
         return lost[: max(0, len(places) - here)]
 
@@ -342,9 +343,14 @@ class Replacements:
         """
         standbys = self._transaction.members.standbys
         warm = [name for name in standbys if self._standbys.ready(name)]
-        if warm or not (self._config.spec.recovery.waits_for_nodes or lacks_slots(self._transaction, self._config)):
+        if warm or not (self._config.spec.recovery.waits_for_nodes or self._lacks_slots):
             return warm
         return [name for name, node in standbys.items() if node.complete]
+
+    @property
+    def _lacks_slots(self) -> bool:
+        """Whether the members lack slots for all experts even if the retained nodes become members again."""
+        return lacks_slots(self._transaction, self._config, retained=True)
 
     def _choose(self, lost: str, candidates: Collection[str]) -> str | None:
         """Return the standby that replaces a node, or None without candidates.
