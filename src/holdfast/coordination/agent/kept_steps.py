@@ -72,10 +72,11 @@ class KeptSteps:
             )
 
     def add(self, message: Applied, now: float) -> None:
-        """Keep a step that a worker reports as applied.
+        """Keep a step that a worker reports as applied; `now` is kept as the time.
 
-        If another worker has reported it before, a report with another result or state hash is kept as a contradiction;
-        else the one of the newer generation counts. Steps that are already in a compressed page are ignored.
+        If a report of the step is already kept, and the new one has another result or state hash, the new one is kept
+        as a contradiction; hashes of different roles are not compared. Else the one of the newer generation counts.
+        Steps that are already in a compressed page are ignored.
         """
         known = self._newest.get(message.step)
         if known is None:

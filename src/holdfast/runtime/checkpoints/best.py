@@ -87,8 +87,9 @@ class BestStates:
                 )
 
     def keep_rated(self, step: int) -> None:
-        """Keep the rated states of a step, if its checkpoint is complete; else they go on waiting. Errors are
-        logged.
+        """If the checkpoint of a step is complete, keep it for each waiting rating of this step by which it is one of
+        the best; these ratings no longer wait. Else they go on waiting. Errors are logged; the rating of a checkpoint
+        that could not be kept is lost.
         """
         rated = [key for key in self._awaited if key[1] == step]
         if not rated:
@@ -103,7 +104,7 @@ class BestStates:
 
     def _keep(self, rating: Rating, choice: BestChoice, checkpoint: str) -> None:
         """Copy a checkpoint's files and its rating into a directory of its own if it is one of the best `choice.keep`
-        by this monitor, and remove states that no longer are.
+        by this evaluation and monitor, and remove states that no longer are. States by other monitors stay.
 
         Args:
             checkpoint: the complete checkpoint's folder.

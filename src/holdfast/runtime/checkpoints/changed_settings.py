@@ -13,7 +13,7 @@ def changed_settings(
     script: Mapping[tuple[str, int], Mapping[str, object]], checkpoint: Mapping[tuple[str, int], Mapping[str, object]]
 ) -> Iterator[str]:
     """Yield one warning for each option of the optimizers that differs between the script and the checkpoint; it has
-    both values, and how to change the option.
+    both values, and, except for the learning rate, how to change the option.
 
     Args:
         script, checkpoint: the options of each parameter group, as `Optimizers.settings`, before and after the

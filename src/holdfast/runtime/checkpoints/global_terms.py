@@ -35,9 +35,9 @@ class LocalPart(NamedTuple):
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Return a state's manifest as MessagePack, in terms of whole tensors, the same under all layouts.
+    """Return a state's manifest as MessagePack, in terms of whole tensors, so that it can be read under any layout.
 
-    Placements are only included for tensors that are not spread like a tensor of the model.
+    Placements are only included for tensors for which the model does not show them (`_unmatched_placements`).
     """
     placements = _unmatched_placements(manifest)
     tensors = [
@@ -49,8 +49,11 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def _unmatched_placements(manifest: Manifest) -> dict[int, str]:
-    """Return the placements, by index, of tensors of optimizers and extra objects that are not spread like a model's
-    tensor of the same shape or name. Empty if the model is not spread.
+    """Return the placements, by index, of tensors of optimizers and extra objects that cannot be inferred from the
+    model: no tensor of the model has the same whole shape and placement, or it is an extra tensor without the name of
+    one.
+
+    `PLAIN` is the placement of a tensor that is not spread. Scalars are left out. Empty if the model is not spread.
     """
     models = manifest.tensors[: manifest.parameters + manifest.buffers]
     if not any(spec.placed for spec in models):
@@ -81,7 +84,8 @@ def localize_manifest(
     state: TrainingState, manifest: Manifest, position: ReplicaPosition = WHOLE_REPLICA
 ) -> tuple[Manifest, dict[int, LocalPart]]:
     """Convert a manifest of whole tensors to this worker's layout. Return its manifest with the shapes and placements
-    of local parts, and the local parts of spread tensors, by index.
+    of local parts, and the local parts of spread tensors, by index. Tensors that are not spread here keep their whole
+    shapes.
 
     Args:
         state: the present state, whose tensors show the placements.
@@ -90,6 +94,7 @@ def localize_manifest(
 
     Raises:
         StateMismatchError: the placement of a tensor is unknown.
+        BadInputError: the local part of a present tensor is not a box.
     """
     whole_specs = manifest.tensors
     specs = [replace(spec, placed="") for spec in whole_specs]
@@ -139,11 +144,12 @@ def _sharded_optimizer_tensors(state: TrainingState, manifest: Manifest) -> Iter
 
 
 def _unmatched_extra_tensors(state: TrainingState, manifest: Manifest) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield the index of each extra tensor that no present tensor matches, with a tensor of the model on the mesh where
-    it was. Tensors whose shape decides their placement, and plain ones, are left out.
+    """Yield the index of each extra tensor without a present tensor at its path or of its name, whose placement is of a
+    mesh that exists here, with a tensor of the model on that mesh. Left out: scalars, plain tensors, and tensors whose
+    shape decides the placement. Nothing if the model is not spread.
 
     Raises:
-        StateMismatchError: several placements are possible.
+        StateMismatchError: the placement of such a tensor under this layout is unknown.
     """
     named = dict(state.model_tensors())
     here = [tensor for tensor in named.values() if is_dtensor(tensor)]
@@ -169,9 +175,10 @@ def _unmatched_extra_tensors(state: TrainingState, manifest: Manifest) -> Iterat
 
 
 def _matched_tensors(state: TrainingState, manifest: Manifest) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield the index of each tensor of a state that is spread here, with a present tensor of the same placement:
-    itself for the model's, the parameter for the optimizers', and for extra objects the tensor at the same path, of the
-    same name, or of the same shape if that decides it. Nothing if the model is not spread.
+    """Yield the index in the manifest of each tensor that is spread here, with a present tensor that shows the
+    placement: itself for the model's, the parameter for the optimizers', and for extra objects the tensor at the same
+    path, of the same name, or of the same shape if that decides it. Shapes are not compared otherwise. Nothing if the
+    model is not spread.
     """
     own = state.model_tensors()
     if not any(is_dtensor(tensor) for _, tensor in own):

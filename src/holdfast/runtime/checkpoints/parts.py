@@ -65,7 +65,9 @@ class _Piece(NamedTuple):
     whole: tuple[int, ...] = ()
 
     def describe(self, begin: int) -> StoredPiece:
-        """Return the description of the piece in a file in which its bytes start at `begin`."""
+        """Return the description of the piece in a file in which its bytes start at `begin`. If the format does not
+        support the dtype, it is described as bytes, with one more dimension.
+        """
         code, shape = stored_type(self.rows.dtype, self.rows.shape)
         beyond = shape[self.rows.dim() :]  # A trailing dimension of bytes, if the format does not support the dtype.
         return StoredPiece(
@@ -88,7 +90,7 @@ class PartLayout:
 
     @torch.no_grad()
     def copy_pieces(self, data: torch.Tensor) -> None:
-        """Copy all pieces to their positions, in `(nbytes,)` bytes of host memory."""
+        """Copy all pieces from their tensors into `data`, `(nbytes,)` uint8 in host memory, each to its position."""
         for piece, tensor in self.pieces:
             room = data[piece.begin : piece.begin + piece.nbytes].view(tensor.dtype)
             room.view(tensor.shape).copy_(tensor)
@@ -140,8 +142,8 @@ def lay_out(
 
 
 def _own_pieces(view: StateView, part: int, parts: int, position: ReplicaPosition) -> Iterator[_Piece]:
-    """Yield the pieces of one part of this role's tensors: an equal share of their bytes, cut between two rows of a
-    tensor. A tensor without rows belongs to one part.
+    """Yield the pieces in part `part` of `parts` of the tensors that this role saves (`_is_saved`): a nearly equal
+    share of all their bytes, cut between two rows of a tensor. A scalar or an empty tensor is in exactly one part.
     """
     saved = [number for number in range(len(view.tensors)) if _is_saved(view, number, position)]
     total = sum(view.tensors[number].nbytes for number in saved)
@@ -166,8 +168,9 @@ def _own_pieces(view: StateView, part: int, parts: int, position: ReplicaPositio
 
 
 def _is_saved(view: StateView, number: int, position: ReplicaPosition) -> bool:
-    """Return whether this role saves its local part of a tensor: equal parts are saved by the first role, and empty
-    parts only for an empty tensor.
+    """Return whether this role saves its local part of the tensor with this number. If several roles have the same
+    part, only the first one saves it. An empty part is only saved if the whole tensor is empty, and only by local rank
+    0.
     """
     spread = view.spread.get(number)
     if spread is None:

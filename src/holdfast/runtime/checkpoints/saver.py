@@ -321,11 +321,11 @@ class CheckpointSaver:
         return step
 
     def on_loaded(self, name: str) -> None:
-        """Forget the parts that this worker has written, because the state was replaced; the loaded checkpoint is now
-        the newest one.
+        """No longer wait for the decision about the last written part, because the state was replaced, and make the
+        loaded checkpoint the newest one.
 
         Args:
-            name: the checkpoint from which the state came, "" for another source.
+            name: the checkpoint from which the state came; "" for another source: then no newest checkpoint is known.
         """
         with self._lock:
             self._newest = parse_name(name) if name else None
@@ -334,7 +334,8 @@ class CheckpointSaver:
 
     def on_order(self, order: AcceptCheckpoint | PruneCheckpoints) -> None:
         """Handle the coordinator's order about a checkpoint, and forward it. A complete checkpoint (no files left to
-        write) becomes the newest one, in another thread; pruned ones are forgotten.
+        write) becomes the newest one, in another thread; pruned ones are forgotten. If files are left to write, the
+        order is only forwarded.
         """
         if isinstance(order, AcceptCheckpoint) and not order.files:
             self._run_later(self._on_complete, order)
@@ -352,7 +353,7 @@ class CheckpointSaver:
 
     def _on_complete(self, order: AcceptCheckpoint) -> None:
         """Handle a complete checkpoint: keep it if it was rated as one of the best, then no longer wait for it, and
-        make it the newest one. In this order, because the process may end afterwards.
+        make it the newest one, unless a newer one is known. In this order, because the process may end afterwards.
         """
         try:
             self._best.on_complete(order.step)
@@ -370,7 +371,9 @@ class CheckpointSaver:
                 self._pending = None
 
     def _forget_checkpoint(self, name: str) -> None:
-        """Forget a checkpoint that no longer counts, because another worker may have found it damaged."""
+        """Forget the checkpoint in this folder, if it is the newest one: another worker may have found it damaged. Then
+        no newest checkpoint is known.
+        """
         with self._lock:
             if self._newest is not None and self._newest.folder == name:
                 self._newest = None
@@ -408,7 +411,8 @@ def load_checkpoint(
 ) -> int:
     """Load a checkpoint into the model, the optimizer and the extra objects, and return its step.
 
-    The state is only changed after the checkpoint is known to be intact and of this model.
+    The state is only changed after the description of the checkpoint was found to be of this model, and all files to be
+    intact. But remote files are verified only when they are read: an error may leave a partly changed state.
 
     Args:
         samples: the job's settings; None: not compared.
@@ -446,6 +450,10 @@ def load_checkpoint(
 def _check_samples(storage: Storage, checkpoint: str, where: str, samples: SampleSettings) -> None:
     """Refuse to resume with other samples; a checkpoint without sample settings is accepted.
 
+    Args:
+        where: the checkpoint's full path, for the error.
+        samples: the job's settings.
+
     Raises:
         BadInputError: the settings differ.
         DamagedCheckpointError: the settings cannot be read.
@@ -471,7 +479,7 @@ def load_experts(storage: Storage, name: str, experts: JobExperts, wanted: Seque
         wanted: the experts of each layer.
 
     Raises:
-        DamagedCheckpointError: the description of its experts cannot be read.
+        DamagedCheckpointError: a file cannot be read or does not match, or an expert is missing.
         BadInputError: it is of another model.
     """
     checkpoint = parse_name(name).folder
@@ -490,7 +498,8 @@ def load_experts(storage: Storage, name: str, experts: JobExperts, wanted: Seque
 
 
 def read_side_file(storage: Storage, checkpoint: str, name: str) -> bytes:
-    """Return the verified content of one of the small files.
+    """Return the content of one of a checkpoint's small files, such as `STATE`. Its hash is only compared on remote
+    storage, because local files were verified before.
 
     Raises:
         DamagedCheckpointError: it is missing, too large or not readable, or has other content.

@@ -52,12 +52,17 @@ def make_saver(
     faults: Faults,
     workload: Workload,
 ) -> CheckpointSaver | None:
-    """Return a worker's checkpoint saver, which writes to its agent or to the storage (`make_sink`); None without a
-    checkpoint directory. Its writes fail with an injected fault of the disk.
+    """Return a worker's checkpoint saver, which writes to its agent or to the storage (`make_sink`); None if `storage`
+    is None, because there is no checkpoint directory.
 
     Args:
         every: steps between checkpoints, or `auto` if the coordinator decides when.
         send: sends a message to the coordinator.
+        faults: makes writes fail if a fault of the disk is injected.
+        workload: its order of samples is saved with checkpoints, and compared when they are loaded.
+
+    Raises:
+        BadInputError: the directory is not usable, or `every` is below 1.
     """
     if storage is None:
         return None

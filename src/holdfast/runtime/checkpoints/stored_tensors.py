@@ -112,8 +112,9 @@ class BoxReader:
         self.read_pieces(stream, file_name, pieces, start)
 
     def byte_ranges(self, file_name: str, pieces: Iterable[StoredPiece]) -> list[tuple[int, int]]:
-        """Return start, from the first piece, and length of each range that `read_pieces` would read, in bytes. Pieces
-        of unknown tensors, and of other local parts, are left out.
+        """Return the start and the length, in bytes, of each range that `read_pieces` would read. Starts count from the
+        first byte of the file's data, after its header. Pieces of unknown tensors, and pieces outside of this worker's
+        local parts, are left out.
 
         Raises:
             DamagedCheckpointError: a piece does not belong to its tensor.
@@ -129,14 +130,16 @@ class BoxReader:
         return found
 
     def read_pieces(self, stream: SeekableBytes, file_name: str, pieces: Iterable[StoredPiece], start: int) -> None:
-        """Read the wanted parts of these pieces into the tensors; pieces of unknown tensors are ignored.
+        """Read the wanted parts of these pieces into the tensors; pieces of unknown tensors are ignored. All other
+        pieces count for `missing_tensor`.
 
         Args:
             file_name: the file's name in messages.
-            start: offset of the first piece in the stream.
+            start: offset of the file's data in the stream, to which the positions of pieces are relative.
 
         Raises:
             DamagedCheckpointError: a piece does not belong to its tensor.
+            OSError: the stream is too short.
         """
         for piece in pieces:
             if piece.name not in self._tensors:
@@ -149,7 +152,7 @@ class BoxReader:
 
 
 def _check_piece(file_name: str, piece: StoredPiece, tensor: torch.Tensor, whole: tuple[int, ...]) -> Box:
-    """Return which box of a tensor's elements a piece in a file has.
+    """Return which box of the whole tensor's elements a piece in a file contains.
 
     Args:
         whole: shape of the whole tensor, of which `tensor` may be a local part.
@@ -169,7 +172,11 @@ def _check_piece(file_name: str, piece: StoredPiece, tensor: torch.Tensor, whole
 
 
 def _overlapping_rows(box: Box, wanted: Box) -> tuple[int, Box]:
-    """Return the number of elements of a box before the rows that overlap `wanted`, and these rows as a box."""
+    """Return the number of elements of a box before the rows that overlap `wanted`, and these rows as a box.
+
+    Rows are along the first axis and include unwanted columns. `wanted` must be inside the box. A scalar is its only
+    row.
+    """
     if not box.shape:
         return 0, box
     rows = Box((wanted.offset[0], *box.offset[1:]), (wanted.shape[0], *box.shape[1:]))

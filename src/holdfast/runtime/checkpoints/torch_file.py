@@ -31,7 +31,8 @@ _DTYPES = {code: name for name, code in CODES.items()}
 
 def read_state(storage: Storage, checkpoint: str, *, model_only: bool) -> dict[str, Any]:
     """Return the state of a checkpoint as a dict of only tensors, numbers, texts, and collections of them: `step`,
-    `model`, `experts`, `optimizer` and `extra`; with `model_only` without the last two.
+    `model`, `experts`, `optimizer` and `extra`; with `model_only` without the last two and without the optimizer's
+    tensors in `experts`.
 
     Raises:
         DamagedCheckpointError: it cannot be read.
@@ -63,8 +64,9 @@ def read_state(storage: Storage, checkpoint: str, *, model_only: bool) -> dict[s
 
 
 def _to_plain(value: Any) -> Any:
-    """Return a value with dicts, tuples and lists instead of other collections (sets as sorted lists), which torch
-    reads without executing anything.
+    """Return a value with dicts, tuples and lists instead of other collections, also inside it; torch reads these
+    without executing anything. Sets become sorted lists. Tensors, strings, bytes and values that cannot be iterated
+    stay unchanged.
     """
     if isinstance(value, dict):
         return {key: _to_plain(item) for key, item in cast(dict[Any, Any], value).items()}

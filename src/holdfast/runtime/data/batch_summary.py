@@ -55,7 +55,11 @@ def summarize_batch(batch: Any) -> BatchSummary:
 
 
 def _iter_leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield the path and the value of each leaf inside nested mappings and sequences; strings and bytes are leaves."""
+    """Yield the path and the value of each leaf inside nested mappings and sequences; strings and bytes are leaves.
+
+    Args:
+        name: the path of `value`, with which all paths begin; "" for the whole batch.
+    """
     if isinstance(value, Mapping):
         for key, one in cast(Mapping[Any, Any], value).items():
             yield from _iter_leaves(one, f"{name}[{key!r}]")
@@ -68,7 +72,8 @@ def _iter_leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 def _summarize_leaf(name: str, leaf: Any) -> PartSummary:
     """Return the summary of one value: its form (dtype and shape, or the type's name), and sums of floating-point
-    numbers or a hash of integers, strings and bytes. A file's folder does not count. Other values only have a form.
+    numbers or a hash of integers, strings and bytes. Other values, and tensors that are sparse or quantized, only have
+    a form. Of an absolute path only the last component counts.
     """
     if isinstance(leaf, float | np.ndarray | np.generic):
         try:
@@ -91,8 +96,9 @@ def _summarize_leaf(name: str, leaf: Any) -> PartSummary:
 
 
 def _summarize_floats(name: str, form: str, tensor: torch.Tensor) -> PartSummary:
-    """Return the summary of a floating-point or complex tensor, of at most about `_SUMMED` evenly spaced elements: sums
-    with random signs, the norm, and a hash of which are finite if some are not.
+    """Return the summary of a floating-point or complex tensor, of about `_SUMMED` evenly spaced elements if it has
+    more: sums with random signs and the norm, both without infinities and NaNs, and a hash of which elements are
+    finite, or "" if all are.
     """
     flat = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
     flat = flat.reshape(-1)

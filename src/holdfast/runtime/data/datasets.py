@@ -123,11 +123,13 @@ class CurriculumData(JobData):
         self._newest: SampleOrder | None = None
 
     def fetch_argument(self, step: int, micro_batch: int) -> list[int]:
-        """Return the indices of a micro-batch's samples in the data set of its step. Data sets of the same length
-        continue one order; another length starts one of its own.
+        """Return the indices of a micro-batch's samples in the data set of its step, which the script's function
+        returns. They follow from step, micro-batch and the length of that data set, so data sets of the same length
+        continue one order.
 
         Raises:
-            BadInputError: the step's data set has no indices.
+            BadInputError: the step's data set has no indices, or is empty.
+            ValueError: the micro-batch does not exist.
         """
         dataset = self._dataset_of(step)
         if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):

@@ -138,8 +138,10 @@ class LoaderTracebackError(TracebackElsewhereError):
 
 
 def pack_exception(error: BaseException, where: str) -> PackedException:
-    """Return an exception in picklable form, with `where` it was raised and its traceback. One that cannot be pickled
-    becomes a RuntimeError with its text.
+    """Return a picklable tuple of an exception, `where` it was raised, its traceback as text, and its frames. An
+    exception that cannot be pickled is replaced by a RuntimeError with its text.
+
+    The traceback is removed from the returned exception, even if that is `error` itself.
     """
     story = "".join(traceback.format_exception(error))
     frames = tuple((frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__))

@@ -107,8 +107,9 @@ class LoaderPool:
             self._workers = [self._start_worker(number) for number in self._numbers]
 
     def request(self, keys: Iterable[Key]) -> None:
-        """Request micro-batches, the first `capacity` of these, in this order. Earlier requests and results for others
-        are dropped. After a lasting failure nothing is requested.
+        """Request micro-batches, the first `capacity` of these, in this order, unless they are already requested or
+        fetched. Earlier requests and results for others are dropped. After a lasting failure nothing is requested, and
+        all are dropped.
         """
         self._receive_messages(wait=False)
         requested = list(keys)[: self.capacity] if self._failure is None else []
@@ -127,8 +128,9 @@ class LoaderPool:
         """Wait for a requested micro-batch, and return it. Loader workers that die meanwhile are replaced.
 
         Raises:
-            BaseException: an exception of the data set or collate function; its cause has the original traceback.
-            HoldfastError: loader workers die of it.
+            BaseException: an exception of the data set or collate function, or of setting up a loader worker; its cause
+                has the original traceback.
+            HoldfastError: loader workers die of it, or before they are ready, or cannot be started.
         """
         while key not in self._done:
             if self._failure is not None:
@@ -156,7 +158,9 @@ class LoaderPool:
         return self.workers_up > 0 or self._keep_apart or self._failure is not None or self._deaths[key] > 0
 
     def close(self) -> None:
-        """End the loader workers and the process that forks them, and drop fetched micro-batches."""
+        """End the loader workers and, if the pool has started it, the zygote that forks them; drop fetched
+        micro-batches.
+        """
         for worker in self._workers:
             worker.close()
         for message in self._done.values():
@@ -229,8 +233,12 @@ class LoaderPool:
             message.close()  # cancelled meanwhile
 
     def _replace_worker(self, dead: _LoaderWorker) -> None:
-        """Replace a loader worker that died, and send its requests again, except for one of which it died twice. If it
-        died before it was ready, twice in a row, no more are started: that is a lasting failure.
+        """Replace a loader worker that died, and send its requests again, except for a micro-batch of which loader
+        workers died twice. If two in a row died before they were ready, no more are started: that is a lasting failure,
+        which `wait_for` raises.
+
+        Raises:
+            HoldfastError: the new process cannot be started.
         """
         how = dead.process.describe_end(_EXIT_WAIT_S)
         dead.close()
@@ -267,7 +275,7 @@ def _describe_activity(worker: _LoaderWorker, at: Key | None) -> str:
 
 
 def _pack_fetch(fetch: Fetch) -> int:
-    """Return a parcel with the pickled fetch function.
+    """Return a parcel with the pickled fetch function: a descriptor that the caller must close.
 
     Raises:
         BadInputError: it cannot be pickled.

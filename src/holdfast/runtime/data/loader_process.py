@@ -111,6 +111,9 @@ class LoaderProcess:
     def _receive_requests(self) -> None:
         """Receive all messages that have arrived: queue requests, and drop cancelled ones from the queue. Wait if the
         queue is empty.
+
+        Raises:
+            EOFError: the worker is gone.
         """
         while (message := self._channel.receive(wait=not self._requests)) is not None:
             if message.kind is MessageKind.FETCH:
@@ -132,7 +135,9 @@ class LoaderProcess:
 
 
 def main(descriptor: int) -> int:
-    """Run a loader worker on the other end of this descriptor; return the exit code."""
+    """Run a loader worker, with the worker at the other end of the socket `descriptor`. Return 0 once the worker is
+    gone or the set-up has failed. torch computes in one thread.
+    """
     torch.set_num_threads(1)
     channel = ChannelEnd(socket.socket(fileno=descriptor))
     try:

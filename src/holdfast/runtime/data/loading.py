@@ -89,7 +89,10 @@ class MicroBatchLoader:
 
     def expect(self, coming: Iterator[Key]) -> None:
         """Announce the micro-batches to load from now on (step and number, in order), so that loader workers fetch the
-        first ones; earlier announcements are void. Does nothing without loader workers.
+        first ones; earlier announcements are void. They end before the first step after `last_step`.
+
+        If the first one was not requested before, this process may fetch it itself in `load` (`_choose_own_fetch`).
+        Does nothing without loader workers.
         """
         if self._pool is not None:
             self._upcoming, self._ahead = takewhile(self._is_needed, coming), deque()
@@ -98,12 +101,14 @@ class MicroBatchLoader:
             self._request_ahead(self._pool)
 
     def load(self, step: int, micro_batch: int) -> Any:
-        """Return the collated micro-batch, or this rank's part of its samples, on the device. It comes from a loader
-        worker, or is fetched here.
+        """Return the collated micro-batch, or this rank's part of its samples if the layout splits them, on the device.
+        It comes from a loader worker, or is fetched here.
 
         Raises:
+            ValueError: the micro-batch does not exist.
+            BadInputError: its samples cannot be split.
             BaseException: an exception of the data set or collate function, also in a loader worker.
-            HoldfastError: loader workers die of it.
+            HoldfastError: loader workers die of it, or fail to start.
         """
         self.order.check_micro_batch(step, micro_batch)
         fetched = self._data.on_fetched(step, micro_batch, self._fetch_part(step, micro_batch))
@@ -126,8 +131,12 @@ class MicroBatchLoader:
             self._pool = None
 
     def _fetch_part(self, step: int, micro_batch: int) -> Any:
-        """Return a micro-batch from a loader worker, and request the next ones. It is fetched here without loader
-        workers, while none is ready, and if it is the first one of a step that was not requested in time.
+        """Return what `fetch` returns for a micro-batch, from a loader worker, and request the next ones. It is fetched
+        here if there are no loader workers, while none is ready, and if it is the first one of a step and was not
+        requested in time.
+
+        But a loader worker must fetch it if one has died of it, in a repeated step, and for streams. Raises the errors
+        of `LoaderPool.wait_for`, and those of fetching here.
         """
         pool, key = self._pool, (step, micro_batch)
         if pool is None:
@@ -151,7 +160,9 @@ class MicroBatchLoader:
         return self._data.fetch(step, micro_batch, argument)
 
     def _fetch_argument(self, step: int, micro_batch: int) -> Any:
-        """Return the third argument of `fetch`: if it is a list of sample indices, this rank's part of it."""
+        """Return the third argument of `fetch`: this rank's part of the sample indices, if the data have indices and
+        ranks of a replica group split a micro-batch; otherwise the data's argument as it is.
+        """
         argument = self._data.fetch_argument(step, micro_batch)
         if self._parts == 1 or not self._data.has_indices:
             return argument
@@ -159,10 +170,12 @@ class MicroBatchLoader:
         return argument[self._part * each : (self._part + 1) * each]
 
     def _choose_own_fetch(self, pool: LoaderPool) -> None:
-        """Decide whether this process fetches the first micro-batch of a step itself.
+        """Decide whether this process fetches the first announced micro-batch itself, and store it as `_own`, else
+        None.
 
-        If it was not requested, it is needed at once, and loader workers may be busy. But in a repeated step they fetch
-        it: another worker's micro-batch may be the one that its loader workers died of.
+        It does if that was not requested: it is needed at once, and loader workers may be busy. But in a repeated step
+        they fetch it: another worker's micro-batch may be the one that its loader workers died of. They also do for
+        streams, and if one has died of it.
         """
         self._own = None
         if not self._ahead:
@@ -199,11 +212,14 @@ class MicroBatchLoader:
 
 
 def make_job_data(data: Any, collate: Collate | None, sizes: StepSizes) -> JobData:
-    """Return the data of a script, by their kind: an object with batch(step, micro_batch), streams, a data set with
-    indices, an iterable data set with shards, or a function that returns the data set of a step.
+    """Return the data of a script, by the first kind that fits: an object with batch(step, micro_batch), streams, a
+    data set with indices, an iterable data set with shards, or a function that returns the data set of a step.
 
     Args:
         collate: makes a micro-batch of samples; None: torch's default.
+
+    Raises:
+        BadInputError: no kind fits, or the data set is empty or cannot be divided.
     """
     if _has_method(data, "batch", "step", "micro_batch"):
         return JobData(sizes, BatchFetcher(data))
@@ -226,7 +242,7 @@ def make_job_data(data: Any, collate: Collate | None, sizes: StepSizes) -> JobDa
 
 def _has_method(data: Any, method: str, *arguments: str) -> bool:
     """Return whether there is a method whose first arguments have these names; other data sets may have methods of the
-    same name.
+    same name. False if its signature is unknown.
     """
     found = getattr(data, method, None)
     try:
@@ -269,11 +285,15 @@ def _check_curriculum(data: Callable[..., Any]) -> None:
 
 
 def slice_batch(batch: Any, part: int, parts: int, samples: int) -> Any:
-    """Return part `part` of `parts` equal parts of a micro-batch: a slice of all tensors and lists in it, along their
-    first axis, inside dicts, tuples and lists of tensors. Scalars and other values are returned unchanged.
+    """Return part `part` of `parts` equal parts of a micro-batch: a slice of each tensor and list in it, along the
+    first axis. Dicts, tuples, and lists of tensors or lists are not cut, but their items are. Scalars and other values
+    are returned unchanged.
+
+    Args:
+        samples: number of samples in the micro-batch.
 
     Raises:
-        BadInputError: one has another number of samples there.
+        BadInputError: a tensor or list has another length along the first axis.
     """
     if isinstance(batch, dict):
         return {key: slice_batch(value, part, parts, samples) for key, value in cast(dict[Any, Any], batch).items()}

@@ -76,10 +76,12 @@ class LoadedMain:
         return module
 
     def _code(self, module: ModuleType) -> CodeType:
-        """Return the script's compiled code, and set the file and the package of its new module.
+        """Return the script's compiled code, and set `__file__` of its new module, and `__package__` if it was started
+        by `-m`.
 
         Raises:
             AttributeError: it has no file, or its module cannot be found.
+            OSError, SyntaxError: its file cannot be read or compiled.
         """
         if self._main.name:
             spec = importlib.util.find_spec(self._main.name)

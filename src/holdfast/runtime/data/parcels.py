@@ -120,7 +120,9 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _rebuild_tensor(piece: Any, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
-    """Return a tensor with this shape and these strides, in the memory of the piece; an empty one without memory."""
+    """Return a tensor with this shape and these strides, in the memory of the piece. A piece without bytes gives a
+    tensor without elements.
+    """
     if not memoryview(piece).nbytes:
         return torch.empty(shape, dtype=dtype)
     return from_buffer(piece).view(dtype).as_strided(shape, stride)

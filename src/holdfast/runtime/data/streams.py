@@ -50,7 +50,8 @@ class Shards:
         self._micro_batch = micro_batch
 
     def check_shards(self, micro_batches: int) -> None:
-        """Check that the data set can be split into this many streams: it has shard(), and enough shards.
+        """Check that the data set can be split into this many streams: it has shard(), and enough shards. A data set
+        that does not tell how many shards it has is accepted.
 
         Raises:
             BadInputError: there are too few, or the data set has no shards.
@@ -141,7 +142,8 @@ class _Passes:
         """Open the stream for a pass, tell it the pass's number by `set_epoch`, if it has that, and restore its state.
 
         Args:
-            state: from `state`, decoded; None to start at the beginning.
+            state: the pass's number and the stream's state, from `state`, decoded; None to start the present pass at
+                its beginning.
 
         Raises:
             BadInputError: the opened object cannot be iterated.

@@ -52,16 +52,17 @@ class DataOptions:
 
 
 def unwrap_loader(data: Any, options: DataOptions, micro_batch: int) -> tuple[Any, DataOptions, str]:
-    """Return a DataLoader's data set, how to read it, and a warning that its own order is not used, or "".
+    """Return a DataLoader's data set, how to read it, and a warning that its own order is not used.
 
-    Other data are returned as they are. `options` take precedence over the loader's own.
+    Other data are returned as they are, with `options`. The warning is "" for these and for iterable data sets.
+    `options` take precedence over the loader's own.
 
     Args:
         micro_batch: samples of one micro-batch.
 
     Raises:
         BadInputError: the loader has another batch size, its own order of samples, or an iterable data set without a
-            batch size; or it prefetches without loader workers.
+            batch size; or it or `options` prefetch without loader workers.
     """
     if not all(hasattr(data, name) for name in _PARTS):
         return data, _check_prefetch(options), ""
@@ -133,8 +134,8 @@ def _is_torch_sampler(sampler: object, kind: type) -> bool:
 
 
 def _describe_difference(loader: Any) -> str:
-    """Return a warning that the loader's order, shuffled or not, is replaced by holdfast's, and that its worker_init_fn
-    is not called.
+    """Return a warning that the loader's order, shuffled or not, is replaced by holdfast's, and, if it has a
+    worker_init_fn, that this is not called.
     """
     order = "shuffled in its own order" if _is_torch_sampler(loader.sampler, RandomSampler) else "in their order"
     text = (

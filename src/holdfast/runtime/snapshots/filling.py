@@ -138,7 +138,8 @@ class SnapshotReader:
         return self._flat
 
     def _allocate_rows(self, specs: tuple[LayerSpec, ...]) -> None:
-        """Allocate memory for the wanted experts, and keep the description of their tensors.
+        """Allocate memory for the experts that this worker will host, and keep `specs`, which describe the tensors of
+        each layer's experts in the part. Without experts here, nothing is allocated.
 
         Raises:
             StateMismatchError: this model has other experts.
@@ -152,8 +153,12 @@ class SnapshotReader:
 def check_same_experts(experts: JobExperts | None, specs: Sequence[LayerSpec]) -> None:
     """Check that the experts of a model and of a part have the same weights: names, shapes and dtypes in each layer.
 
+    Args:
+        experts: None: the model has none, so the part must have none.
+        specs: the part's.
+
     Raises:
-        StateMismatchError: it does not.
+        StateMismatchError: they differ.
     """
     mine = experts.describe_layers() if experts is not None else ()
     if [layer.weights for layer in mine] != [layer.weights for layer in specs]:
@@ -177,10 +182,11 @@ def map_rows(
     not wanted.
 
     Args:
+        manifest: of the part.
         rows: the wanted rows of each layer, by expert and name.
 
     Raises:
-        DamagedPartError: it names layers that it does not describe.
+        DamagedPartError: it has experts of a layer that it does not describe, or that `rows` does not have.
     """
     found: list[torch.Tensor | int] = []
     for layer, expert in manifest.experts:
@@ -234,8 +240,9 @@ class PartBody:
         return start < self._dense or any(used)
 
     def target(self, start: int, length: int) -> list[memoryview]:
-        """Return the memory for `length` bytes of the body from offset `start`, in order; bytes to ignore go to the
-        scratch memory.
+        """Return where to store `length` bytes of the body from offset `start`: views of memory, in the order of the
+        bytes. They belong to the dense state, to rows of wanted experts, or, for bytes to ignore, to the scratch
+        memory.
         """
         end = start + length
         found: list[memoryview] = []

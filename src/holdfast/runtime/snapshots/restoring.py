@@ -130,8 +130,13 @@ class SnapshotRestorer:
     def _restore_stashed_experts(
         self, source: SnapshotSource, rank: int, experts: JobExperts, wanted: Sequence[Sequence[int]]
     ) -> None:
-        """Read the wanted experts from a stash, and make them this worker's. Each is in several parts: this node's are
-        read first, and parts that no longer help are left out.
+        """Read the wanted experts from a stash, and make them this worker's. Several parts may have the same expert:
+        this node's parts are read first, and parts without a missing expert are skipped. An unreadable part is
+        reported, and the next one is tried.
+
+        Args:
+            rank: chooses the part that is read first, so that members read from different nodes.
+            wanted: the experts of each layer that this worker will host.
 
         Raises:
             SnapshotLostError: an expert is in none of the readable parts, or they do not fit.
@@ -158,10 +163,10 @@ class SnapshotRestorer:
 
     def _try_read_part(self, number: int, source: SnapshotSource, filling: _Reader) -> bool:
         """Read a part from the first intact one of its copies, this node's first. Return False if there is none; each
-        copy that cannot be used is reported.
+        copy that cannot be used is reported. Bytes from other nodes are added to `moved_bytes`.
 
         Raises:
-            SnapshotLostError: the part is of another model.
+            SnapshotLostError: the part is of another model; the whole snapshot is reported.
         """
         snapshot = source.part(number)
         for keeper in self._nearest_keepers(source, number):
@@ -201,8 +206,8 @@ class SnapshotRestorer:
         """Open a node's copy of a part: a file of this node, or a connection to the other node, authenticated by `key`.
 
         Raises:
-            DamagedPartError: this node's file is of another run, or damaged.
-            OSError: it cannot be opened.
+            DamagedPartError: the copy is damaged, or is another part, e.g. one of another run.
+            OSError: it cannot be opened, or the other node cannot be reached or no longer has it.
         """
         if keeper.node != self._node:
             return RemotePart(keeper, key, snapshot, self._job)

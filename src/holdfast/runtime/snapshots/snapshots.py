@@ -91,9 +91,9 @@ class Snapshots:
             self.moved_bytes = restorer.moved_bytes
 
     def stash(self, plan: GenerationPlan, step: int) -> None:
-        """Write the state of a step into this node's memory for workers under another layout, and report each part to
-        the coordinator: the dense state, unless another replica group of this node writes it, and the experts that this
-        worker hosts.
+        """Write the present state, of `step`, into this node's memory for workers under another layout: the dense
+        state, unless another replica group of this node writes it, and the experts that this worker hosts. Each part is
+        reported to the coordinator as taken or left out.
         """
         rank = plan.rank(self._worker) or 0
         part, apart = plan.stash_part(rank, step), plan.expert_stash_part(rank, step)
@@ -106,8 +106,8 @@ class Snapshots:
     def _write_stash(
         self, plan: GenerationPlan, part: SnapshotPart, write: Callable[[Path, str, SnapshotPart], int]
     ) -> None:
-        """Write one part of a stash, and report it to the coordinator as taken, or as left out with the reason. A bad
-        input is a lasting reason.
+        """Write one part of a stash by `write`, and report it to the coordinator as taken, or after an error as left
+        out with the reason. A BadInputError is reported as lasting: later attempts would fail, too.
         """
         started = time.monotonic()
         try:
@@ -138,10 +138,12 @@ class Snapshots:
 def make_snapshots(
     settings: WorkerSettings | None, workload: Workload, send: Send, folder: str = ""
 ) -> Snapshots | None:
-    """Return the snapshots of a worker with an agent that has a folder for them, else None.
+    """Return the snapshots of a worker whose agent has a folder for them, else None; also None without an agent.
 
     Args:
-        folder: the agent's, if the job may change its layout, even without periodic snapshots.
+        settings: the agent's; None without an agent.
+        folder: the agent's folder if the job may change its layout; "": the folder in `settings`, which is "" without
+            periodic snapshots.
     """
     folder = folder or (settings.snapshots if settings is not None else "")
     if settings is None or not folder:

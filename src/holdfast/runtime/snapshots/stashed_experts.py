@@ -27,8 +27,13 @@ from holdfast.runtime.state.wire import FlatState
 def stash_experts(
     experts: JobExperts, names: Sequence[Sequence[int]], folder: Path, job: str, part: SnapshotPart
 ) -> int:
-    """Write these experts of each layer into a new part in memory; they must not change meanwhile. Return the part's
-    bytes.
+    """Write these experts of each layer into a new part in memory; they must not change meanwhile. Return the size of
+    its file in bytes.
+
+    Args:
+        names: the numbers of the experts of each layer.
+        folder: the agent's, in memory.
+        part: the description of the part.
 
     Raises:
         OSError, RuntimeError: there is not enough memory.

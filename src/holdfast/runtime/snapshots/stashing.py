@@ -44,7 +44,11 @@ class StashManifest(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 def stash_state(state: TrainingState, position: ReplicaPosition, folder: Path, job: str, part: SnapshotPart) -> int:
     """Write a local rank's part of the state, in terms of whole tensors, into a new part in memory; the state must not
-    change meanwhile. Return the part's bytes.
+    change meanwhile. Return the size of its file in bytes.
+
+    Args:
+        folder: the agent's, in memory.
+        part: the description of the part.
 
     Raises:
         OSError, RuntimeError: there is not enough memory.
@@ -108,7 +112,8 @@ class StashReader:
         """Make the received state the present one, after all parts were read.
 
         Raises:
-            StateMismatchError: its values do not fit the objects, or a piece of a tensor is in none of the parts.
+            StateMismatchError: its values do not fit the objects, or elements of a tensor are missing in the parts or
+                present twice.
         """
         assert self._manifest is not None
         assert self._filling is not None

@@ -92,7 +92,10 @@ class SnapshotTaker:
 
     def copy_if_due(self, state: TrainingState, experts: JobExperts | None, plan: GenerationPlan, step: int) -> None:
         """Start to copy this member's part of the state of `step`, applied under `plan`, in the thread, if a snapshot
-        is due. If the part before is still being written, this one is left out, and that is reported.
+        is due. The state must not change before `wait_copied` has returned.
+
+        Does nothing if this worker is not a member. If the part before is still being written, this one is left out,
+        and that is reported.
         """
         rank = plan.rank(self._worker)
         if rank is None or not self.is_due(step):
@@ -161,7 +164,8 @@ class SnapshotTaker:
 
     def _copy_part(self, copy: _Copy) -> int:
         """Copy a part of the dense state and the rows of experts into a file, and complete it with its manifest; return
-        its bytes. `copied` is set as soon as the state is no longer read.
+        the file's size in bytes. `copied` is set as soon as the state is no longer read. After an error the file is
+        removed.
 
         Raises:
             OSError, RuntimeError: there is not enough memory, or copying failed.
@@ -186,7 +190,7 @@ class SnapshotTaker:
 
     def _open_file(self, nbytes: int) -> PartWriter:
         """Return a file with room for this many bytes: the one allocated in advance if it has the right size, else a
-        new one.
+        new one; an allocated one of another size is removed.
 
         Raises:
             OSError: there is not enough memory.
@@ -204,8 +208,8 @@ class SnapshotTaker:
             self._next_file = PartWriter(self._folder, nbytes)
 
     def _report_left_out(self, generation: int, step: int, why: str) -> None:
-        """Log and report why a snapshot is left out, but not the same reason twice in a row. Later snapshots are tried
-        anyway, because there may be more memory, or time.
+        """Log, and report to the coordinator, why a snapshot is left out, but not the same reason twice in a row;
+        numbers in it do not count. Later snapshots are tried anyway, because there may be more memory, or time.
         """
         with self._lock:
             reason = _NUMBER.sub("", why)  # Numbers, such as of free bytes, differ each time.
