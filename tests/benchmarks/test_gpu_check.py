@@ -356,7 +356,7 @@ def test_results_that_cannot_be_written_do_not_stop_the_checks(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 130), (signal.SIGKILL, -9)])
-def test_no_process_outlives_a_run(number: signal.Signals, code: int, tmp_path: Path) -> None:
+def test_no_process_outlives_the_gpu_check(number: signal.Signals, code: int, tmp_path: Path) -> None:
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     command = [sys.executable, "-m", "benchmarks.gpu_check", "--device", "cpu", "--only", "four_workers"]
     with subprocess.Popen(

@@ -124,14 +124,14 @@ def test_a_watch_started_before_the_first_write_returns_it(store: Store) -> None
         assert watch.next(0.0) == {"a": Entry(b"1", 1)}
 
 
-def test_a_watch_wakes_for_a_change(store: Store) -> None:
+def test_a_waiting_watch_returns_on_a_change(store: Store) -> None:
     with contextlib.closing(store.watch("a", 0)) as watch, ThreadPoolExecutor(1) as thread:
         seen = thread.submit(watch.next, 60.0)
         store.compare_and_swap("a", b"1", 0)
         assert seen.result(timeout=60.0) == {"a": Entry(b"1", 1)}
 
 
-def test_a_watch_ends_with_its_store(store: Store) -> None:
+def test_closing_a_store_ends_its_watches(store: Store) -> None:
     watch = store.watch("", 0)
     with ThreadPoolExecutor(1) as thread:
         seen = thread.submit(watch.next, 60.0)

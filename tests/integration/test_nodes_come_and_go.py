@@ -58,7 +58,7 @@ def test_a_job_that_loses_and_gains_nodes_has_unchanged_losses(start_job: StartJ
     assert {e.node for e in job.all(FailureDetected)} == {first, second}
 
 
-def test_a_kill_at_any_phase_boundary_loses_nothing(start_job: StartJob) -> None:
+def test_a_kill_at_any_phase_boundary_loses_no_step(start_job: StartJob) -> None:
     job = start_job(
         *FOREVER,
         "--step-seconds",

@@ -257,7 +257,7 @@ def test_every_shortened_or_altered_file_is_detected(
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../outside", "a/../../b", "a/b", ".hidden"])
-def test_a_manifest_cannot_point_outside(tmp_path: Path, name: str) -> None:
+def test_a_manifest_cannot_name_files_outside_its_checkpoint(tmp_path: Path, name: str) -> None:
     checkpoint = kept(tmp_path, 3)
     manifest = json.loads((checkpoint / checkpoint_dir.MANIFEST).read_text())
     manifest["files"][name] = {"bytes": 1, "sha256": "0" * 64}

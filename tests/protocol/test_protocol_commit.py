@@ -66,7 +66,7 @@ def test_numbers_are_summed_flags_need_all_ranks_and_wishes_need_one(parts: list
     assert v.wishes == tuple(wish for wish in Wish if any(wish in part.wishes for part in parts))
 
 
-def test_sums_of_another_version_are_refused() -> None:
+def test_a_wrong_number_of_sums_is_refused() -> None:
     with pytest.raises(ValueError, match="8 sums are not those of 7 lanes"):
         commit_from_sums([0.0] * (len(LANES) + 1))
     with pytest.raises(ValueError, match="6 sums are not those of 1 flags and 4 wishes"):

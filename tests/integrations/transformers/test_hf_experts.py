@@ -250,6 +250,6 @@ def test_a_model_with_experts_on_other_workers_cannot_be_made_plain() -> None:
     assert len(moe_layers(model)) == 2, "a layer was changed"
 
 
-def test_a_plain_model_cannot_be_made_plain() -> None:
+def test_a_model_without_elastic_experts_cannot_be_made_plain() -> None:
     with pytest.raises(BadInputError, match="MixtralForCausalLM has no elastic experts"):
         plain_experts(hf_model("mixtral"))
