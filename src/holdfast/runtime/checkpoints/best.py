@@ -103,8 +103,9 @@ class BestStates:
             logger.error("the checkpoint of step %d, one of the best, is not kept: %s", step, error)
 
     def _keep(self, rating: Rating, choice: BestChoice, checkpoint: str) -> None:
-        """Copy a checkpoint's files and its rating into a directory of its own if it is one of the best `choice.keep`
-        by this evaluation and monitor, and remove states that no longer are. States by other monitors stay.
+        """Copy a checkpoint's files and its rating into a directory of its own, in place of an earlier one for the same
+        step, if it is one of the best `choice.keep` by this evaluation and monitor. Remove states that no longer are;
+        states by other monitors stay.
 
         Args:
             checkpoint: the complete checkpoint's folder.

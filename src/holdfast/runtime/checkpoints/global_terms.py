@@ -196,8 +196,8 @@ def _matched_tensors(state: TrainingState, manifest: Manifest) -> Iterator[tuple
 
 
 def _unique_match(state: TrainingState, manifest: Manifest, number: int) -> torch.Tensor | None:
-    """Return a tensor of the model with the shape of the manifest's tensor `number`, if all of the model's tensors with
-    this shape have that tensor's placement; else None.
+    """Return a tensor of the model with the shape of the manifest's tensor `number`, if the model has such tensors, and
+    all of them have that tensor's placement; else None.
     """
     spec = manifest.tensors[number] if 0 <= number < len(manifest.tensors) else None
     same = [tensor for _, tensor in state.model_tensors() if spec is not None and tuple(tensor.shape) == spec.shape]

@@ -103,8 +103,11 @@ def copy_part(
     rows: Mapping[str, torch.Tensor] | None = None,
     position: ReplicaPosition = WHOLE_REPLICA,
 ) -> StatePart:
-    """Copy one part of the state into new host memory, with the arguments of `lay_out`; when this returns, the state
-    may change.
+    """Copy one part of the state, and the whole tensors in `rows`, into new host memory, with the arguments of
+    `lay_out`; when this returns, the state may change.
+
+    Raises:
+        RuntimeError: there is not enough memory.
     """
     laid = lay_out(view, part, parts, rows, position)
     data = torch.empty(laid.nbytes, dtype=torch.uint8)
@@ -123,7 +126,7 @@ def lay_out(
     Nothing is copied.
 
     Args:
-        part: 0-based index of the part, among the `parts` of this role's ranks.
+        part: 0-based index of the part, among the `parts` of this role's ranks, which have the same local rank.
         rows: whole tensors that are also saved in this part, by name.
         position: the part of a replica on this worker.
     """
@@ -142,8 +145,9 @@ def lay_out(
 
 
 def _own_pieces(view: StateView, part: int, parts: int, position: ReplicaPosition) -> Iterator[_Piece]:
-    """Yield the pieces in part `part` of `parts` of the tensors that this role saves (`_is_saved`): a nearly equal
-    share of all their bytes, cut between two rows of a tensor. A scalar or an empty tensor is in exactly one part.
+    """Yield the pieces in part `part` of `parts` of the tensors that this role (local rank) saves, see `_is_saved`: a
+    nearly equal share of all their bytes, cut between two rows of a tensor. A scalar or an empty tensor is in exactly
+    one part.
     """
     saved = [number for number in range(len(view.tensors)) if _is_saved(view, number, position)]
     total = sum(view.tensors[number].nbytes for number in saved)
@@ -168,9 +172,9 @@ def _own_pieces(view: StateView, part: int, parts: int, position: ReplicaPositio
 
 
 def _is_saved(view: StateView, number: int, position: ReplicaPosition) -> bool:
-    """Return whether this role saves its local part of the tensor with this number. If several roles have the same
-    part, only the first one saves it. An empty part is only saved if the whole tensor is empty, and only by local rank
-    0.
+    """Return whether this role (local rank) saves its local part of the tensor with this number. If several roles have
+    the same part, only the first one saves it. An empty part is only saved if the whole tensor is empty, and only by
+    local rank 0.
     """
     spread = view.spread.get(number)
     if spread is None:

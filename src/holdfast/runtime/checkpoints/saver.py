@@ -234,10 +234,14 @@ class CheckpointSaver:
     def save(
         self, state: TrainingState, step: int, share: PartShare, experts: Callable[[], ExpertRows] | None = None
     ) -> bool:
-        """Copy this worker's part of the state of `step`, due or not, and give it to the sink to write; rank 0 adds the
-        small files. Arguments as for `save_if_due`.
+        """Copy this worker's part of the state of `step`, due or not, and give it to the sink, which writes it later;
+        rank 0 adds the small files. The state must not change until this returns.
 
         Return False if the copy does not fit into memory, which is logged and reported.
+
+        Args:
+            share: which part this worker saves.
+            experts: returns the experts that this worker saves; None: none.
         """
         started = time.monotonic()
         view, rows = state.capture(), experts() if experts is not None else None

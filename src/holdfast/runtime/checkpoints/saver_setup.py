@@ -27,8 +27,10 @@ def make_sink(
     send: Callable[[FromWorkerProcess], None],
     at_disk: Callable[[], None],
 ) -> tuple[PartSink, OrderHandler]:
-    """Return the sink of a worker's parts, and the handler of orders about them. If the agent takes parts, the sink
-    passes them to it through its folder, and ignores orders; else the worker itself writes them to the storage.
+    """Return the sink of a worker's parts, and the handler of orders about them.
+
+    If the agent takes parts, the sink passes them to it through its folder, and the handler does nothing; else this
+    process writes them to the storage, and the handler executes the orders.
 
     Args:
         settings: the agent's; None without an agent.

@@ -46,7 +46,7 @@ class Message:
         """Return the content of the parcel, and close the parcel in any case.
 
         Args:
-            main: returns the script's module, see `parcels.unpack`.
+            main: returns the script's module, see `parcels.unpack`; None: this process's `__main__`.
 
         Raises:
             Exception: an exception of unpickling.

@@ -124,7 +124,12 @@ class LoaderProcess:
                 unwanted.close()
 
     def _answer_request(self, request: Message, setting: LoaderSetting, fetch: Fetch, main: LoadedMain) -> None:
-        """Seed the random generators, fetch a micro-batch, and send it, or the exception."""
+        """Seed the random generators, fetch the requested micro-batch, and send it to the worker, or the exception of
+        fetching or pickling it.
+
+        Raises:
+            Exception: the request cannot be unpickled, e.g. an exception of the script's module, which `main` loads.
+        """
         step, micro_batch, argument = request.unpack(main)
         try:
             seed_fetch(setting.seed, step, micro_batch, setting.part, devices=False)

@@ -125,7 +125,7 @@ class MicroBatchLoader:
         return self._data.fetch(step, micro_batch, argument)
 
     def close(self) -> None:
-        """End the loader workers."""
+        """End the loader workers. Later micro-batches are fetched in this process."""
         if self._pool is not None:
             self._pool.close()
             self._pool = None
@@ -212,8 +212,9 @@ class MicroBatchLoader:
 
 
 def make_job_data(data: Any, collate: Collate | None, sizes: StepSizes) -> JobData:
-    """Return the data of a script, by the first kind that fits: an object with batch(step, micro_batch), streams, a
-    data set with indices, an iterable data set with shards, or a function that returns the data set of a step.
+    """Return the data of a script, by the first kind that fits: an object with batch(step, micro_batch), one with
+    open(micro_batch, micro_batches), a data set with indices, an iterable data set with shards, or a function that
+    returns the data set of a step.
 
     Args:
         collate: makes a micro-batch of samples; None: torch's default.

@@ -95,8 +95,8 @@ class _Pickler(pickle.Pickler):
         super().__init__(stream, protocol=5, buffer_callback=buffer_callback)
 
     def reducer_override(self, obj: Any) -> Any:
-        """Pickle a plain host tensor as a separate piece of memory with its strides; one with large gaps is made
-        contiguous first. All other objects are pickled as usual.
+        """Pickle a plain host tensor (strided, without a gradient) as a separate piece of memory with its strides; one
+        with large gaps is made contiguous first. All other objects are pickled as usual.
         """
         if type(obj) is not torch.Tensor or not _is_plain(obj):
             return NotImplemented

@@ -53,8 +53,8 @@ class SnapshotReader:
         self._scratch = memoryview(bytearray(CHUNK_BYTES))
 
     def read_part(self, reader: PartReader) -> None:
-        """Read a part's bytes into the tensors, and the rows of wanted experts. Of another role's part only the experts
-        are read, and only after a part of this role.
+        """Read a part's bytes into the tensors, and the rows of wanted experts. Of a part of another role (local rank)
+        only the experts are read, and only after a part of this role.
 
         Raises:
             DamagedPartError: its content was damaged, or does not match the other parts.
@@ -83,10 +83,10 @@ class SnapshotReader:
             self._specs = manifest.specs
 
     def _read_experts(self, reader: PartReader, manifest: PartManifest) -> None:
-        """Read the wanted experts of another role's part, and skip its dense state.
+        """Read the wanted experts of a part of another role (local rank), and skip its dense state.
 
         Raises:
-            DamagedPartError: it does not match the other parts.
+            DamagedPartError: it was damaged, or does not match the other parts.
             OSError: it cannot be read.
         """
         assert self._flat is not None
@@ -234,7 +234,7 @@ class PartBody:
         self.nbytes = at
 
     def is_wanted(self, start: int, length: int) -> bool:
-        """Return whether any byte in a range of the body is needed."""
+        """Return whether any byte in a range of the body is needed: one of the dense state, or of a wanted expert."""
         end = start + length
         used = (at < end and start < at + size for at, size, inside in self._pieces if inside >= 0)
         return start < self._dense or any(used)

@@ -72,7 +72,7 @@ class SnapshotRestorer:
         """Restore the state from a snapshot, and return its step. The present state is lost, even after an error.
 
         A source that is `everywhere` is a state that was stashed under another layout. Otherwise all parts of this
-        worker's role are read.
+        worker's role (members with the same local rank) are read, and with experts also those of other roles.
 
         Args:
             rank: decides with which of its role's parts this member starts, so that members read from different nodes.

@@ -91,8 +91,8 @@ class SnapshotTaker:
         return self._every > 0 and step % self._every == 0
 
     def copy_if_due(self, state: TrainingState, experts: JobExperts | None, plan: GenerationPlan, step: int) -> None:
-        """Start to copy this member's part of the state of `step`, applied under `plan`, in the thread, if a snapshot
-        is due. The state must not change before `wait_copied` has returned.
+        """Start to copy this member's part of the state of `step`, applied under `plan`, in the taker's thread, if a
+        snapshot is due. The state must not change before `wait_copied` has returned.
 
         Does nothing if this worker is not a member. If the part before is still being written, this one is left out,
         and that is reported.
