@@ -62,14 +62,14 @@ class Window:
 
 
 def parse_trace(text: str, *, faults: bool = False) -> tuple[NodeEvent, ...]:
-    """Parse and check a trace.
+    """Return the events of a trace, after checking it.
 
     Args:
         text: The CSV text.
         faults: Whether `fault` events are allowed.
 
     Raises:
-        BadInputError: A line breaks a rule; the message names the line and the rule.
+        BadInputError: A line breaks a rule (the message names the line and the rule), or there are no events.
     """
     rows = csv.reader(text.removeprefix("\ufeff").splitlines())
     try:

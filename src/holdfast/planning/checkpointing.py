@@ -78,7 +78,10 @@ def log_useful_fraction(
     restart: Floats,
     clock: FailureClock = FailureClock.FROZEN,
 ) -> FloatArray:
-    """Return log(1 - gamma). It stays finite if gamma rounds to 1, so that hopeless cases remain comparable."""
+    """Return log(1 - gamma), where gamma is the share of lost time; at most 0.
+
+    It stays finite if gamma rounds to 1, so that hopeless cases remain comparable.
+    """
     lam, tc, ts = as_floats(rate), as_floats(period), as_floats(save)
     down = as_floats(detect) + as_floats(restart)
     with np.errstate(divide="ignore"):
@@ -114,14 +117,15 @@ def wasted_fraction(
 def best_period(
     *, rate: Floats, save: Floats, detect: Floats, restart: Floats, clock: FailureClock = FailureClock.FROZEN
 ) -> FloatArray:
-    """Return the checkpoint period that minimises gamma, exactly, in the unit of `save`.
+    """Return the checkpoint period that minimises gamma, the share of lost time, exactly, in the unit of `save`.
 
     With x = rate * period, the derivative of T / period is zero if (x - 1) exp(x) + 1 = c. The solution is x = 1 + W((c
     - 1) / e), with Lambert's function W. Frozen clock: c = rate save / (1 + rate (detect + restart)). Running clock: c
     = 1 - exp(-rate save), Daly's exact optimum.
 
     Raises:
-        BadInputError: `rate` or `save` is not positive. If saving were free, the best period would be 0.
+        BadInputError: `rate` or `save` is not positive (if saving were free, the best period would be 0), or `detect` +
+            `restart` is negative.
     """
     require_positive("rate", rate)
     require_positive("save", save)

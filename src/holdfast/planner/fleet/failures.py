@@ -101,7 +101,10 @@ def _make_course(case: FleetCase, history: FleetHistory, index: IntArray, warmup
 def _find_changes(
     block: IntArray, time: FloatArray, mark: FloatArray, until: float, *, fails: bool
 ) -> Iterator[Change]:
-    """Yield the changes from second 0 on. Nodes of one rack that fail or return at the same moment are one change."""
+    """Yield the changes of the nodes `block` `(M,)` at `time` `(M,)`, in order, from second 0 to below `until`.
+
+    Nodes that fail or return at the same moment, as those of a rack, are one change, with the `mark` of the first.
+    """
     inside = np.nonzero((time >= 0) & (time < until))[0]
     inside = inside[np.argsort(time[inside], kind="stable")]
     rows = zip(time[inside].tolist(), block[inside].tolist(), mark[inside].tolist(), strict=True)

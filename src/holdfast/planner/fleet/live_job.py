@@ -53,7 +53,8 @@ class LiveJob:
     # ---- time ----
 
     def _advance(self, until: float) -> None:
-        """Advance the time to `until`: pass the queued stops, then train. Without enough nodes, wait instead.
+        """Advance the time to `until`: pass the queued stops, then train; without enough nodes, wait. Count each in the
+        account.
 
         When all stops are over, lost copies of the state count as replaced.
         """
@@ -119,10 +120,14 @@ class LiveJob:
             self._add_join()
 
     def _start_recovery(self, moment: FailureMoment | None, before: int, left: int, owed: dict[str, float]) -> None:
-        """Queue the stops of a recovery, after the useful work that is still done, and the owed rest of earlier stops.
+        """Queue the stops of a recovery, after the useful work that is still done.
 
-        Parts owed twice add up. If more nodes are up than the `left` ones, they join at its end. `moment` is None after
-        a wait for nodes.
+        Args:
+            moment: when the failure strikes; None if the recovery follows a wait for nodes.
+            before: members before the failure.
+            left: members that remain. If more nodes are up, they join at the end of the recovery.
+            owed: seconds of stops that earlier recoveries have not completed, by part. They are added to this
+                recovery's.
         """
         at = self._now + (computed_s(self._case, moment, before) if moment else 0.0)
         if at > self._now:

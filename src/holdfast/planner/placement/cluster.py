@@ -59,7 +59,11 @@ class GpuCluster:
         return slots.reshape(layers, -1)
 
     def to_counts(self, slots: IntArray, experts: int) -> IntArray:
-        """Return replicas `(L, E, G)` from the expert in each slot `(L, R)`. A slot with -1 is empty."""
+        """Return the replicas on each live GPU `(L, E, G)` from the expert in each slot of all ranks `(L, R)`, -1 for
+        none.
+
+        Slots of ranks that are not alive are left out.
+        """
         layers = len(slots)
         held = slots.reshape(layers, self.ranks, self.per_gpu)[:, self.alive]
         cell = np.where(held < 0, experts, held)

@@ -90,8 +90,8 @@ def count_copies(counts: IntArray, held: IntArray) -> IntArray:
 def choose_within_budget(choices: list[IntArray], busiest: list[FloatArray], held: IntArray, budget: int) -> IntArray:
     """Return a placement `(L, E, G)` that takes each layer from one of the `choices`, within a budget of copies.
 
-    All layers start with the first choice, at any cost. Then the layer changes that gains most per copy, as long as the
-    copies of all layers stay within the budget.
+    All layers start with the first choice, even if its copies exceed the budget. Then, again and again, the layer
+    changes whose busiest GPU improves most per copy, as long as the copies of all layers stay within the budget.
 
     Args:
         choices: placements `(L, E, G)`.

@@ -167,7 +167,8 @@ def _check_room(question: RebalanceRequest) -> None:
     """Refuse requests that no placement can satisfy.
 
     Raises:
-        BadInputError: live slots are fewer than experts, or each expert cannot be on `fault_threshold` domains.
+        BadInputError: live slots are fewer than experts, `fault_threshold` is below 1, or each expert cannot be on that
+            many domains.
     """
     cluster, experts, threshold = question.cluster, question.loads.shape[1], question.fault_threshold
     slots = cluster.alive.size * cluster.per_gpu

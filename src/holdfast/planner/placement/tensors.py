@@ -22,7 +22,11 @@ _LARGEST_WHOLE = 1 << 53
 
 
 def as_integer(value: Any, name: str) -> int:
-    """Return a whole number. Raises `BadInputError` for anything else."""
+    """Return the value as an int; integers of numpy are accepted, too.
+
+    Raises:
+        BadInputError: it is anything else, also a float without a fraction.
+    """
     try:
         return index(value)
     except TypeError:
@@ -48,7 +52,9 @@ def as_loads(weight: Any) -> FloatArray:
 
 
 def sum_over_steps(weight: Any) -> Any:
-    """Return the sum over the steps of loads `(steps, L, E)`. Arrays with other dimensions are returned unchanged.
+    """Return the sum over the steps of loads `(steps, L, E)`, in double precision, for a tensor as a tensor on the CPU.
+
+    Arrays with other numbers of dimensions are returned unchanged.
 
     Raises:
         BadInputError: `weight` is not an array of numbers, or has no steps.
@@ -65,8 +71,12 @@ def sum_over_steps(weight: Any) -> Any:
 def as_slot_map(values: Any, name: str, shape: tuple[int, int] | None, experts: int | None) -> IntArray:
     """Return the expert in each slot `(L, R)`, -1 for none.
 
+    Args:
+        shape: the required shape, or None for any with two dimensions.
+        experts: the number of experts, or None for no limit.
+
     Raises:
-        BadInputError: the shape or an expert is wrong.
+        BadInputError: the shape is wrong, or a value is not an integer or out of range.
     """
     slots = _as_integers(values, name)
     if slots.ndim != 2 or not slots.size or (shape is not None and slots.shape != shape):
@@ -98,7 +108,8 @@ def as_ranks(values: Any, name: str, below: int) -> IntArray:
     """Return a list of ranks, each once, ascending.
 
     Raises:
-        BadInputError: a rank is not in 0..below-1, or the values are flags, which would be read as ranks 0 and 1.
+        BadInputError: a rank is not an integer in 0..below-1, or the values are flags, which would be read as ranks 0
+            and 1.
     """
     numbers = _as_numbers(values, name)
     if numbers.dtype.kind == "b":
@@ -126,7 +137,7 @@ def as_racks(values: Any, nodes: int) -> IntArray:
 
 
 def convert_like(template: Any, values: IntArray) -> Any:
-    """Return integers in the type of the `template`: a numpy array, or a 64-bit tensor on the CPU, as EPLB returns."""
+    """Return integers as a numpy array, or for a tensor as `template` as a 64-bit tensor on the CPU, as EPLB does."""
     if not hasattr(template, "new_empty"):
         return values
     return template.new_empty(0, device="cpu").long().new_tensor(np.ascontiguousarray(values))

@@ -26,10 +26,13 @@ def compute_idleness(loads: FloatArray, replicas: IntArray, by_rank: IntArray) -
 
 
 def balance_sets(pattern: BoolArray, idle: FloatArray, slots: IntArray) -> BoolArray:
-    """Return `pattern` `(E, N)` with its rows' host sets exchanged so that idleness `(E,)` is even over the nodes.
+    """Return `pattern` `(E, N)` with host sets assigned to its rows again, so that the nodes' idleness becomes even.
 
-    Only sets of the same size are exchanged, and no node gets more rows than its `slots` `(N,)`. If no exchange helps,
-    the pattern is returned unchanged.
+    A row gets a set of the same size that the pattern has already; sets may then occur more or less often. No node gets
+    more rows than its `slots` `(N,)`. If the nodes do not become more even, the pattern is returned unchanged.
+
+    Args:
+        idle: `(E,)` the idleness of each row's expert, as from `compute_idleness`.
     """
     sets, set_of = distinct_rows(pattern)
     sizes = sets.sum(axis=1)
@@ -43,10 +46,10 @@ def balance_sets(pattern: BoolArray, idle: FloatArray, slots: IntArray) -> BoolA
 
 
 def _reassign_sets(pattern: BoolArray, rows: IntArray, sets: BoolArray, idle: FloatArray, slots: IntArray) -> BoolArray:
-    """Assign the `sets` `(S, N)`, all of one size, to the `rows` again, the idlest row first.
+    """Return `pattern` with the `sets` `(S, N)`, all of one size, assigned to the `rows` again, the idlest row first.
 
-    Each row gets the set of nodes with the least idleness so far. If the slots do not suffice, the pattern is returned
-    unchanged.
+    Each row gets the set of nodes with the least idleness so far; a set may go to several rows. If the slots do not
+    suffice, the pattern is returned unchanged.
     """
     shared = pattern.copy()
     shared[rows] = False

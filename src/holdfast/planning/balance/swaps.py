@@ -29,11 +29,11 @@ _MOST_PAIRS = 8_000_000
 def swap_rows(
     pattern: BoolArray, rows: IntArray, replicas: IntArray, work: FloatArray, base: FloatArray, goal: FloatArray
 ) -> IntArray:
-    """Return `rows` `(L, E)` of the `pattern` `(E, N)` with experts' rows swapped. The same losses are survived.
+    """Swap experts' rows to reduce the work of each layer's busiest node; return the row of each expert `(L, E)`.
 
-    An expert may take a row only if it has `replicas` `(L, E)` for all its hosts. The nodes have `base` `(L, N)` in
-    addition to the `work` `(L, E)` of the pattern's replicas. Layers with a busiest node of at most the `goal` `(L,)`
-    stay.
+    The same losses are survived as with the given `rows` `(L, E)` of the `pattern` `(E, N)`. An expert may take a row
+    only if it has `replicas` `(L, E)` for all its hosts. The nodes have `base` `(L, N)` in addition to the `work` `(L,
+    E)` of each of the pattern's replicas. Layers with a busiest node of at most the `goal` `(L,)` stay.
     """
     sets, set_of = distinct_rows(pattern)
     members, size = sets.astype(np.float64), sets.sum(axis=1)
@@ -77,7 +77,8 @@ def swap_rows(
 def swap_replicas(
     counts: IntArray, needed: BoolArray, work: FloatArray, goal: FloatArray, most: int = MOST_SWAPS
 ) -> IntArray:
-    """Return `counts` `(L, E, N)` with replicas swapped between nodes.
+    """Return `counts` `(L, E, N)` after swaps of replicas between nodes that reduce the work of each layer's busiest
+    node.
 
     A replica that is `needed` `(L, E, N)` on its node stays there. An expert gets no second replica on a node, unless
     the swapped replica was a second one already. Large tables are returned unchanged.

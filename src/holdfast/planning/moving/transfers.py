@@ -45,7 +45,7 @@ class Transfers:
 def plan_transfers(
     held: IntArray | BoolArray, wanted: IntArray | BoolArray, *, node_of: IntArray | None = None
 ) -> tuple[Transfers, tuple[tuple[int, int], ...]]:
-    """Return the transfers from `held` to `wanted`, and the (layer, expert) pairs without a live copy.
+    """Return the transfers from `held` to `wanted`, and the wanted (layer, expert) pairs of which no copy exists.
 
     The busiest sender sends as little as possible; for up to 2048 transfers this is exact.
 

@@ -30,7 +30,7 @@ def simulate_pool(
             the machine, for up to `MACHINE_NODES` nodes.
 
     Raises:
-        BadInputError: there are too few nodes for the jobs.
+        BadInputError: there are too few nodes for the jobs, no job is given, or two have the same name.
     """
     check_capacity(tasks, len(trace.nodes))
     by_machine = len(trace.nodes) <= MACHINE_NODES if machine is None else machine

@@ -70,9 +70,9 @@ class DividedShares:
         return len(self._mine[job])
 
     def remove_node(self, node: str, now: float) -> frozenset[str]:
-        """Remove a node whose loss was noticed, count the failure if a job had it, and divide again.
+        """Remove a node whose loss was noticed, count the failure if a job had it, and divide the nodes again.
 
-        Return the jobs whose nodes changed.
+        Return the jobs whose nodes changed, and always the job that had the node.
         """
         self._free.discard(node)
         job = self._owner.pop(node, None)

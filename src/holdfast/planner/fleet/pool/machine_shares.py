@@ -150,7 +150,7 @@ class MachineShares:
         self._update_held(job, give_back(held, held.to_leave))
 
     def _update_held(self, job: str, held: Held) -> None:
-        """Store the nodes that a job holds. If they changed, queue the job's new state for the pool.
+        """Store the nodes that a job holds and their grants. If either changed, queue the job's new state for the pool.
 
         The job counts as changed only if it holds other nodes, not if only their grants differ.
         """

@@ -128,9 +128,12 @@ def make_trace(
 ) -> FleetTrace:
     """Return a trace from rows `add`, `remove`, and `fault` (a process fails, the node stays up).
 
+    Rows up to 0 s give the nodes that are up at the start. Rows from `end` on are left out.
+
     Args:
         nodes: size of the cluster, which limits how many nodes can be up.
         end: length of the trace in seconds, by default the time of the last row.
+        seed: seed of the random marks of the outages.
 
     Raises:
         BadInputError: too many nodes are up in a row, no node is up at 0 s, or the length is not positive or too large.

@@ -60,7 +60,7 @@ class HitShares:
     def remove_node(self, node: str, now: float) -> frozenset[str]:
         """Remove a lost node. The first spare replaces it; without one, its job waits for a returning node.
 
-        Return the job, or nothing if the node was a spare or unknown.
+        Return the job in a set, which is empty if the node was a spare or unknown.
         """
         if node in self._spares:
             self._spares.remove(node)
@@ -75,9 +75,9 @@ class HitShares:
         return frozenset((job,))
 
     def add_node(self, node: str, now: float) -> frozenset[str]:
-        """Give a returning node to the job that has lacked one for longest, and return that job.
+        """Give a returning node to the job that has lacked one for longest, and return that job in a set.
 
-        If no job lacks one, the node becomes a spare, and the result is empty.
+        If no job lacks one, the node becomes a spare, and the set is empty.
         """
         if not self._lacking:
             self._spares.append(node)

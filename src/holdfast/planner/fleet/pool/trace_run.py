@@ -125,9 +125,10 @@ class PoolSimulation:
         self._timeline.after(seen_s, self._on_loss_noticed, outage.node)
 
     def _on_loss_noticed(self, node: str) -> None:
-        """Remove a lost node from the shares, once, and apply the new allocation. Its job continues without it.
+        """Remove a lost node from the shares, and apply the new allocation. Its job continues without it, or with a
+        spare.
 
-        Nothing happens for a node whose loss was handled before.
+        Nothing happens for a node that is not lost, or whose loss was noticed before.
         """
         if node not in self._unseen:
             return
@@ -173,7 +174,10 @@ class PoolSimulation:
             self._stop_for_change(job, also=also)
 
     def _stop_for_change(self, job: SimulatedJob, *, also: bool) -> None:
-        """Stop a job for a planned change. With `also`, the change follows the stop under way."""
+        """Stop a job for a planned change; do nothing for a job without nodes.
+
+        With `also`, the change begins when the present stop ends, otherwise now, in parallel with it.
+        """
         if job.size:
             already_s = max(0.0, job.stopped_until - self._timeline.now) if also else 0.0
             self._stop_job(job, already_s + self.system.times.change_s(job.size))
