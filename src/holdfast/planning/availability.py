@@ -105,6 +105,8 @@ def _parse_rows(rows: Any, known: Sequence[str]) -> tuple[NodeEvent, ...]:
 def select_window(events: Sequence[NodeEvent], *, begin: float = 0.0, end: float | None = None) -> Window:
     """Return the part of a trace after `begin` up to and including `end`, both in seconds of the trace.
 
+    Times in the window count from `begin`. The trace must not have `fault` events.
+
     Args:
         events: The trace, in the order of time.
         begin: The start of the window. Events at this moment count as the state at the start.

@@ -234,7 +234,7 @@ class FleetCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def failures_per_hour(self) -> float:
-        """Rate of failures of the full job's nodes and racks while all are up."""
+        """Rate of failures of the full job's nodes and racks, without its standbys, while all are up."""
         racks = self.nodes / self.rack_nodes / self.mtbf_rack_hours if self.mtbf_rack_hours else 0.0
         return self.nodes / self.mtbf_hours + racks
 

@@ -40,7 +40,7 @@ class Forecast:
 
     @property
     def dominant(self) -> str:
-        """The longest part of a recovery."""
+        """The cause in `per_failure` with the most seconds."""
         return max(self.per_failure, key=lambda part: self.per_failure[part].mean)
 
 

@@ -83,11 +83,12 @@ class LiveJob:
     # ---- what happens ----
 
     def _on_failure(self, change: Change) -> None:
-        """Remove failed nodes. If they hit members, start a recovery; if too few nodes remain, only queue the owed
+        """Remove failed nodes. If they hit members, start a recovery; with too few nodes left, only queue the owed
         stops.
 
-        Stops that have not ended yet are owed again after this recovery. If all copies of a part of the state are lost,
-        a rollback is added, unless one is owed already. A failure only counts if the job had enough nodes before.
+        The recovery replaces the stops under way. Only the rest of a redo or of a rollback is owed again after it. If
+        all copies of a part of the state are lost, a rollback is added, unless one is owed already. A failure only
+        counts if the job had enough nodes before.
         """
         nodes, before, ran = self._nodes, self._nodes.members, self._nodes.has_enough
         hits = nodes.remove_failed(change, before)
@@ -146,7 +147,9 @@ class LiveJob:
     # ---- inside ----
 
     def _uncompleted_stops(self) -> dict[str, float]:
-        """Return the rest of the stops under way that must be completed, in seconds."""
+        """Return the seconds that are left of a queued redo and of a queued rollback, by name; other stops are left
+        out.
+        """
         begins = [self._now, *(end for _, end in self._stops)]
         return {what: end - at for at, (what, end) in zip(begins, self._stops, strict=False) if what in _MUST_COMPLETE}
 

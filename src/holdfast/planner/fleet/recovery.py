@@ -68,7 +68,7 @@ class FailureMoment:
 
     @classmethod
     def draw(cls, case: FleetCase, rng: np.random.Generator, *, computing: bool) -> FailureMoment:
-        """Draw a random moment."""
+        """Draw a random moment. `computing` is False if the job is already recovering; the moment then has no phase."""
         silent, word_age, look, phase = rng.random(4)
         return cls(
             silent=silent < case.recovery.silent_share,
@@ -105,7 +105,7 @@ def computed_s(case: FleetCase, moment: FailureMoment, before: int) -> float:
 
 
 def regroup_s(times: RecoveryCase, workers: int) -> float:
-    """Return the seconds that it takes to build a group of this many workers."""
+    """Return the seconds that it takes to build a group of this many workers with the case's backend, nccl or gloo."""
     if times.groups == "nccl":
         return times.nccl_s + workers * times.nccl_per_worker_s
     return times.gloo_s + workers * times.gloo_per_worker_s
@@ -114,8 +114,10 @@ def regroup_s(times: RecoveryCase, workers: int) -> float:
 def recovery_parts(case: FleetCase, moment: FailureMoment | None, before: int, after: int) -> RecoveryParts:
     """Return the seconds that each part stops a job that goes from `before` nodes to `after`.
 
+    The useful work that is still done after the failure is subtracted from the parts in their order, except from redo.
+
     Args:
-        moment: when the failure strikes, or None if the job continues without a failure.
+        moment: when the failure strikes, or None for a recovery without a failure; detect and redo are then 0.
     """
     times = case.recovery
     again = case.step_on(after) if case.job.experts else case.step_on(after) - case.step_on(before)

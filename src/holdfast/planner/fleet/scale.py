@@ -64,12 +64,14 @@ def _make_row(case: FleetCase) -> ScaleRow:
 
 
 def _failure_kinds(case: FleetCase) -> tuple[tuple[float, bool], ...]:
-    """Return the share of failures that only the lease shows, and the share of the others."""
+    """Return the share of failures that only the lease shows, with True, and the share of the others, with False."""
     share = case.recovery.silent_share
     return ((share, True), (1.0 - share, False))
 
 
 def _spread_moments(*, silent: bool) -> list[FailureMoment]:
-    """Return moments that are evenly spread over a step."""
+    """Return moments that are evenly spread over a step, with the mean age of the heartbeat and the mean wait for a
+    check.
+    """
     phases = ((place + 0.5) / _MOMENTS for place in range(_MOMENTS))
     return [FailureMoment(silent=silent, word_age=0.5, look=0.5, phase=phase) for phase in phases]

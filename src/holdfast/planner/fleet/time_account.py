@@ -32,7 +32,10 @@ class Account:
     rollbacks: int = 0
 
     def train(self, seconds: float, speed: float) -> None:
-        """Count `seconds` of training at a share of the full job's speed."""
+        """Count `seconds` of training as trained, useful, and lost to "fewer" nodes.
+
+        `speed` is the useful share: the speed relative to the full job's.
+        """
         self.trained += seconds
         self.useful += speed * seconds
         self.lost["fewer"] += (1.0 - speed) * seconds

@@ -38,7 +38,7 @@ class Timeline:
         heappush(self._queue, (max(time, self.now), priority, next(self._sequence), action, args))
 
     def step(self) -> bool:
-        """Run the next action. Return False if the queue is empty."""
+        """Advance the clock to the next action, and run it. Return False if the queue is empty, else True."""
         if not self._queue:
             return False
         self.now, _, _, action, args = heappop(self._queue)

@@ -49,7 +49,7 @@ class GpuCluster:
     def to_slots(self, counts: IntArray) -> IntArray:
         """Return the expert in each slot `(L, R)`, ascending on each GPU, from replicas `counts` `(L, E, G)`.
 
-        Slots of ranks that are not alive hold -1.
+        The replicas must fill all slots of each live GPU. Slots of ranks that are not alive hold -1.
         """
         layers, experts, gpus = counts.shape
         slots = np.full((layers, self.ranks, self.per_gpu), -1, dtype=np.int64)

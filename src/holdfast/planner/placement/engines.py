@@ -60,8 +60,9 @@ def sglang_rebalance_experts(
 ) -> tuple[Any, Any, Any]:
     """Balance as SGLang's algorithms `deepseek` and, with `active_ranks`, `elasticity_aware`.
 
-    `weight` is `(L, E)`, or `(steps, L, E)` as SGLang records it. Its types, and the results, are as for
-    `holdfast.planner.placement.rebalance_experts`.
+    `weight` is `(L, E)`, or `(steps, L, E)` as SGLang records it; steps are summed. Its types, and the results, are as
+    for `holdfast.planner.placement.rebalance_experts`. Without `enable_hierarchical` or `num_groups`, all experts are
+    one group.
     """
     groups = num_groups if enable_hierarchical and num_groups is not None else 1
     return rebalance_experts(

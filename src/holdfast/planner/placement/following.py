@@ -15,7 +15,8 @@ from holdfast.planning.arrays import BoolArray, FloatArray, IntArray, indices
 def match_parts_to_gpus(counts: IntArray, held: IntArray, blocks: list[IntArray]) -> IntArray:
     """Return `counts` `(L, E, G)` with parts exchanged between GPUs, per layer, so that few copies move.
 
-    GPUs exchange parts within their block only. The pair of part and GPU that keeps the most experts is matched first.
+    A part is the replicas of one GPU. GPUs exchange parts within their block only. The pair of part and GPU that keeps
+    the most experts is matched first.
 
     Args:
         held: `(L, E, G)` the replicas that each GPU holds now.

@@ -76,8 +76,8 @@ def rebalance_experts(
         fault_threshold: number of different nodes on which each expert lives. Among placements that satisfy it, the
             result has the least sum of fatal losses and the busiest GPU's load over the mean.
         racks: the rack of each node. Each expert then lives in this many different racks instead of nodes.
-        move_budget: how many copies GPUs may receive, beyond those that the threshold requires. The layers that gain
-            most from their copies change, the others stay.
+        move_budget: how many copies GPUs may receive, beyond those that the threshold requires; None: any number. The
+            layers that gain most from their copies change, the others stay. It needs `old_indices`.
         old_indices: `(L, R)` the expert in each slot now, -1 for none. Experts keep GPUs and slots if possible.
         active_ranks: `(num_gpus,)` which ranks are alive. None: all. Slots of other ranks are returned with expert 0,
             as SGLang expects, and are left out of the other results.
@@ -189,6 +189,7 @@ def _plan_counts(question: RebalanceRequest) -> IntArray:
     """Return the best placement `(L, E, G)`, from EPLB's and others, without regard to the current one.
 
     With a fault threshold above 1, only placements that reach it count, and fatal losses are weighed against balance.
+    Otherwise, the balance decides.
     """
     cluster, loads, threshold = question.cluster, question.loads, question.fault_threshold
     found = _make_eplb_counts(question)
@@ -230,7 +231,7 @@ def _make_eplb_counts(question: RebalanceRequest) -> list[IntArray]:
 
 
 def _make_tolerant_counts(question: RebalanceRequest) -> list[IntArray]:
-    """Return placements `(L, E, G)` that satisfy the threshold, from the most balanced to the most fault-tolerant."""
+    """Return placements `(L, E, G)` that satisfy the threshold, from the most fault-tolerant to the most balanced."""
     cluster, loads = question.cluster, question.loads
     slots = cluster.domain_slots
     allocation = allocate(loads, slots, fault_threshold=question.fault_threshold, least_busy=True)
@@ -247,9 +248,10 @@ def _count_fewest_domains(cluster: GpuCluster, counts: IntArray) -> int:
 
 
 def _find_exchange_blocks(question: RebalanceRequest) -> list[IntArray]:
-    """Return the sets of GPUs that may exchange parts.
+    """Return the sets of live GPUs that may exchange parts.
 
-    These are nodes or failure domains, or all GPUs if nodes do not matter.
+    These are the nodes if EPLB's groups stay on nodes, the failure domains with a fault threshold above 1, else all
+    GPUs in one set.
     """
     cluster = question.cluster
     if question.hierarchical:
@@ -280,9 +282,9 @@ def _plan_within_budget(question: RebalanceRequest, counts: IntArray, held: IntA
 
 
 def list_expert_slots(slots: IntArray, experts: int) -> tuple[IntArray, IntArray]:
-    """Return the slots of each expert `(L, E, X)`, ascending and padded with -1, and their numbers `(L, E)`.
+    """Return the slots of each expert `(L, E, X)`, ascending and padded with -1, and how many each has `(L, E)`.
 
-    `slots` `(L, R)` is the expert in each slot, -1 for none.
+    `slots` `(L, R)` is the expert in each slot, -1 for none. X is the largest number of slots of one expert.
     """
     layers, number_of_slots = slots.shape
     placed = np.where(slots < 0, experts, slots)

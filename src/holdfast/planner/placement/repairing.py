@@ -46,8 +46,8 @@ def repair(
     """Mend a placement after ranks are lost, with as few copies as possible.
 
     The result is deterministic: all ranks that know the placement and the dead ranks compute the same. Replicas on live
-    ranks stay in their slots. An expert on too few nodes replaces a replica of an expert that can spare one, and that
-    needs it least by the loads.
+    ranks stay in their slots, with one exception: an expert on too few nodes replaces a replica of an expert that can
+    spare one, and that needs it least by the loads.
 
     Args:
         physical_to_logical_map: `(L, R)` the expert in each slot, slots rank by rank; -1 for an empty slot.
@@ -59,7 +59,8 @@ def repair(
         racks: the rack of each node. Each expert should then live in this many different racks.
 
     Raises:
-        BadInputError: more ranks are dead than alive, there are fewer slots than experts, or arrays do not match.
+        BadInputError: more ranks are dead than alive, fewer live slots are left than experts, no live rank holds an
+            expert, `fault_threshold` is below 1, or arrays do not match.
     """
     num_gpus, fault_threshold = as_integer(num_gpus, "num_gpus"), as_integer(fault_threshold, "fault_threshold")
     num_nodes = num_gpus if num_nodes is None else as_integer(num_nodes, "num_nodes")
@@ -121,13 +122,13 @@ class MendedPlacement:
 
 
 def mend_placement(given: IntArray, cluster: GpuCluster, loads: FloatArray, threshold: int) -> MendedPlacement:
-    """Return a placement `(L, R)` mended for a cluster, and the threshold that fits. Kept experts stay in their slots.
+    """Return the placement `(L, R)` for the live ranks, and the threshold that it satisfies: `threshold`, or what fits.
 
-    Lost replicas are replaced in free slots, also of experts that no live rank holds; replicas beyond an allocation by
-    `loads` make room. Dead ranks get -1.
+    Replicas stay in their slots, unless an expert on too few domains, or without a live replica, needs the slot. Free
+    slots are filled by an allocation by `loads`. Slots of dead ranks get -1.
 
     Raises:
-        BadInputError: there are more experts than slots, the live ranks hold no expert at all, or the threshold is
+        BadInputError: there are more experts than live slots, the live ranks hold no expert at all, or the threshold is
             below 1.
     """
     slots = given.reshape(len(given), cluster.ranks, cluster.per_gpu)[:, cluster.alive].reshape(len(given), -1)

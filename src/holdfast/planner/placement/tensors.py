@@ -34,7 +34,11 @@ def as_integer(value: Any, name: str) -> int:
 
 
 def as_loads(weight: Any) -> FloatArray:
-    """Return loads `(L, E)`. Layers with only zeros get equal loads. Raises `BadInputError` for other values."""
+    """Return loads `(L, E)`. Layers with only zeros get equal loads.
+
+    Raises:
+        BadInputError: `weight` is not a table of numbers, or a load is negative, not finite, or above 1e100.
+    """
     loads = _as_numbers(weight, "weight").astype(np.float64)
     if loads.ndim != 2 or not loads.size:
         raise BadInputError(f"weight has shape {loads.shape}: give one row of loads per layer, one column per expert")

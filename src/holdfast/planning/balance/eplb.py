@@ -34,9 +34,10 @@ class EplbShape:
 
 
 def eplb(loads: FloatArray, shape: EplbShape) -> IntArray:
-    """Return the expert in each slot `(L, R)` for `loads` `(L, E)`.
+    """Return the expert in each slot `(L, R)` for `loads` `(L, E)`, as DeepSeek's EPLB places them.
 
-    Slots are in the order of the nodes, and within a node in the order of its GPUs.
+    Slots are in the order of the nodes, and within a node in the order of its GPUs. If the groups do not divide evenly
+    among the nodes, all GPUs count as one node.
     """
     layers, experts = loads.shape
     groups, nodes = (shape.groups, shape.nodes) if shape.hierarchical else (1, 1)

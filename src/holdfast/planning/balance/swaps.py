@@ -165,7 +165,10 @@ def _experts_on_busiest(here: BoolArray, open_layers: BoolArray) -> IntArray:
 
 
 def _find_best_pair(gain: FloatArray, load: FloatArray) -> tuple[IntArray, IntArray, BoolArray]:
-    """Return the two indices of the greatest `gain` `(L, C, E)` of each layer, and whether it is an improvement."""
+    """Return, for each layer, the two indices of the greatest `gain` `(L, C, E)`, and whether it is noticeable.
+
+    It is noticeable if it is more than a tiny share of the sum of the squares of the nodes' `load` `(L, N)`.
+    """
     flat = gain.reshape(len(gain), -1)
     place = flat.argmax(axis=1)
     found = flat.max(axis=1) > _BETTER * (load**2).sum(axis=1)
@@ -173,7 +176,12 @@ def _find_best_pair(gain: FloatArray, load: FloatArray) -> tuple[IntArray, IntAr
 
 
 def assign_rows_to_sets(sets: IntArray, set_of: IntArray) -> IntArray:
-    """Return a row `(L, E)` for each expert with one of the `sets` `(L, E)`; row i has the set `set_of[i]`."""
+    """Return a different row `(L, E)` for each expert, with the expert's host set.
+
+    Args:
+        sets: `(L, E)` the number of each expert's set. Each layer has each set as often as the rows have it.
+        set_of: `(E,)` the number of each row's set.
+    """
     rows = np.empty_like(sets)
     np.put_along_axis(rows, stable_argsort(sets), np.broadcast_to(np.argsort(set_of, kind="stable"), rows.shape), 1)
     return rows

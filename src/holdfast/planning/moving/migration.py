@@ -86,7 +86,8 @@ def _kept_copies(held: IntArray | BoolArray, planned: IntArray | BoolArray) -> F
 def greedy_roles(kept: FloatArray) -> IntArray:
     """Return each node's role `(N,)`, chosen greedily (Lazarus, 4.3).
 
-    The node with the most to keep chooses first. Each node takes the free role that keeps the most.
+    `kept` `(N nodes, N roles)` is how many experts a node keeps in a role. The node with the most to keep chooses
+    first. Each node takes the free role that keeps the most.
     """
     roles = np.empty(kept.shape[0], dtype=np.int64)
     left = kept.copy()
@@ -98,6 +99,9 @@ def greedy_roles(kept: FloatArray) -> IntArray:
 
 
 def node_kinds(slots: IntArray, racks: IntArray | None) -> IntArray:
-    """Return the kind of each node `(N,)`, as a number; nodes of one kind (same slots and rack) may swap roles."""
+    """Return the kind of each node `(N,)`, as a number; nodes of one kind (same slots and rack) may swap roles.
+
+    `slots` and `racks` are `(N,)`. With `racks` None, only the slots count.
+    """
     rack = np.zeros_like(slots) if racks is None else racks
     return np.unique(np.stack([slots, rack], axis=1), axis=0, return_inverse=True)[1].reshape(-1)

@@ -186,7 +186,11 @@ def _find_chain(owners: BoolArray, source: IntArray, sent: IntArray, start: int)
 def _collect_chain(
     came_from: dict[int, tuple[int, int]], source: IntArray, end: int, start: int
 ) -> list[tuple[int, int]]:
-    """Return the chain's steps in the order in which to apply them, the nearest to the start first."""
+    """Return the (transfer, new source) steps of a chain in the order in which to apply them, the nearest to `start`
+    first.
+
+    `came_from` has, for each sender on the way to `end`, the transfer that it takes over and the sender before it.
+    """
     steps: list[tuple[int, int]] = []
     node = end
     while node != start:

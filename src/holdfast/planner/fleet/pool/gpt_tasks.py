@@ -76,7 +76,7 @@ TABLE_3: dict[int, tuple[tuple[str, ...], tuple[float, ...]]] = {
 
 
 def make_table_3_jobs(case: int, nodes: int) -> list[FleetTask]:
-    """Return the six jobs of a case of Table 3, with step times for up to `nodes` nodes."""
+    """Return the six jobs of a case, 1 to 5, of Unicron's Table 3, with step times for up to `nodes` nodes."""
     sizes, weights = TABLE_3[case]
     names = (f"{size}-{place}" for place, size in enumerate(sizes, 1))
     return [
@@ -92,7 +92,11 @@ def make_mixed_jobs(jobs: int, nodes: int) -> list[FleetTask]:
 
 
 def make_gpt_job(name: str, model: GptModel, weight: float, nodes: int) -> FleetTask:
-    """Return a job that trains a model. Its least number of nodes is the smallest that the model fits on."""
+    """Return a job that trains a model on up to `nodes` nodes. Its least number is the smallest that the model fits on.
+
+    Raises:
+        BadInputError: the model does not fit on `nodes` nodes.
+    """
     step_s = tuple(0.0 if seconds == inf else seconds for seconds in estimate_steps_s(model, nodes))
     least = next((held for held, seconds in enumerate(step_s, 1) if seconds), 1)
     return FleetTask(name=name, step_s=step_s, flop=model.flop * model.batch, weight=weight, least=least)

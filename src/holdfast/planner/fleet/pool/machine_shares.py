@@ -163,7 +163,7 @@ class MachineShares:
         self._inputs.append(JobMessage(job, describe_state(held, members=held.grants, move_s=change_s)))
 
     def _execute_fence(self, node: str, instructions: Sequence[FenceInstruction]) -> None:
-        """Execute the fence's instructions at once: the node's processes start and end without delay."""
+        """Execute the fence's instructions: end a grant's processes at once, or queue the node's state for the pool."""
         for one in instructions:
             if isinstance(one, ReapGrant):
                 self._execute_fence(node, self._fences[node].on_reaped(one.grant))

@@ -20,11 +20,11 @@ class NodeShares(Protocol):
         ...
 
     def remove_node(self, node: str, now: float) -> frozenset[str]:
-        """Remove a node that is seen to be lost."""
+        """Remove a node that is seen to be lost. `now` is in seconds of the simulation."""
         ...
 
     def add_node(self, node: str, now: float) -> frozenset[str]:
-        """Add a node that is up, perhaps again."""
+        """Add a node that is up, perhaps again. `now` is in seconds of the simulation."""
         ...
 
 
