@@ -53,10 +53,9 @@ class LiveJob:
     # ---- time ----
 
     def _advance(self, until: float) -> None:
-        """Advance the time to `until`: pass the queued stops, then train; without enough nodes, wait. Count each in the
-        account.
+        """Advance the time to `until`, counted in the account: pass the queued stops, then train.
 
-        When all stops are over, lost copies of the state count as replaced.
+        Without enough nodes, wait instead. When all stops are over, lost copies of the state count as replaced.
         """
         while self._now < until and self._nodes.has_enough and self._stops:
             what, end = self._stops[0]
@@ -83,8 +82,7 @@ class LiveJob:
     # ---- what happens ----
 
     def _on_failure(self, change: Change) -> None:
-        """Remove failed nodes. If they hit members, start a recovery; with too few nodes left, only queue the owed
-        stops.
+        """Remove failed nodes. If they hit members, start a recovery; with too few nodes left, only queue owed stops.
 
         The recovery replaces the stops under way. Only the rest of a redo or of a rollback is owed again after it. If
         all copies of a part of the state are lost, a rollback is added, unless one is owed already. A failure only

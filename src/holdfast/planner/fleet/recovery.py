@@ -81,8 +81,8 @@ class FailureMoment:
 def detection_s(case: FleetCase, moment: FailureMoment, nodes: int) -> float:
     """Return the seconds until the coordinator of this many nodes notices the failure.
 
-    That is `reset_s` if the connection shows it. A silent failure is noticed when the lease of the lost node, counted
-    from its last heartbeat, is over; the heartbeat period depends on `nodes`.
+    That is `reset_s` if the connection shows it. A silent failure is noticed at the coordinator's first check after the
+    node's lease, counted from its last heartbeat, is over. The heartbeat period depends on `nodes`.
     """
     times = case.recovery
     if not moment.silent:

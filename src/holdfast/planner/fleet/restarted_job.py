@@ -89,7 +89,8 @@ class RestartedJob:
     def _on_failure(self, change: Change) -> None:
         """Remove failed nodes. If they hit a job that had enough nodes, roll it back and restart it after detection.
 
-        Time since the last checkpoint is lost. During a restart, all nodes that are up count as members.
+        Time since the last checkpoint is lost, and a failure and a rollback are counted. During a restart, all nodes
+        that are up count as members.
         """
         runs = self._nodes.has_enough
         restarting = self._now < self._ready_at

@@ -59,8 +59,7 @@ class GpuCluster:
         return slots.reshape(layers, -1)
 
     def to_counts(self, slots: IntArray, experts: int) -> IntArray:
-        """Return the replicas on each live GPU `(L, E, G)` from the expert in each slot of all ranks `(L, R)`, -1 for
-        none.
+        """Return the replicas on each live GPU `(L, E, G)` from the expert in each slot `(L, R)`, -1 for none.
 
         Slots of ranks that are not alive are left out.
         """

@@ -262,9 +262,10 @@ def _find_exchange_blocks(question: RebalanceRequest) -> list[IntArray]:
 
 
 def _plan_within_budget(question: RebalanceRequest, counts: IntArray, held: IntArray) -> IntArray:
-    """Return a placement `(L, E, G)` within the budget.
+    """Return a placement `(L, E, G)` within the budget of copies, or as few beyond it as mending the current one needs.
 
-    Each layer is the current one mended, the same with swaps, or that of the new `counts`.
+    Each layer is the current one mended, the same with swaps, or that of the new `counts`. The layers that gain most
+    for their copies change. `held` `(L, E, G)` is the current placement.
     """
     cluster, loads = question.cluster, question.loads
     assert question.held is not None

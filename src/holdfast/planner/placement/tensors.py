@@ -126,10 +126,11 @@ def as_ranks(values: Any, name: str, below: int) -> IntArray:
 
 
 def as_racks(values: Any, nodes: int) -> IntArray:
-    """Return each node's rack `(N,)`, numbered 0, 1, ...
+    """Return each node's rack `(N,)`, numbered 0, 1, ..., from one number or name per node.
 
     Raises:
-        BadInputError: the number of racks is wrong, or numbers and text are mixed.
+        BadInputError: there is not one value per node, or they cannot be sorted, as an object array of numbers and
+            text.
     """
     given = _as_array(values, "racks")
     if given.shape != (nodes,):

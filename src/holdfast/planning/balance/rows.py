@@ -37,8 +37,7 @@ def assign_rows_by_work(pattern: BoolArray, replicas: IntArray, work: FloatArray
 
 
 def estimate_fill_work(pattern: BoolArray, replicas: IntArray, work: FloatArray, slots: IntArray) -> FloatArray:
-    """Estimate the work `(L, N)` of the replicas that the `pattern` `(E, N)` does not place, spread over the free
-    slots.
+    """Estimate the work `(L, N)` of the replicas that a `pattern` `(E, N)` does not place, spread over free slots.
 
     `slots` `(N,)` counts all slots, also those that the pattern uses. `work` `(L, E)` is per replica. Experts are
     assumed to take rows in the order of their `replicas` `(L, E)`: the one with the fewest takes the row with the

@@ -77,8 +77,7 @@ def swap_rows(
 def swap_replicas(
     counts: IntArray, needed: BoolArray, work: FloatArray, goal: FloatArray, most: int = MOST_SWAPS
 ) -> IntArray:
-    """Return `counts` `(L, E, N)` after swaps of replicas between nodes that reduce the work of each layer's busiest
-    node.
+    """Return `counts` `(L, E, N)` after swaps of replicas between nodes that relieve the busiest node of each layer.
 
     A replica that is `needed` `(L, E, N)` on its node stays there. An expert gets no second replica on a node, unless
     the swapped replica was a second one already. Large tables are returned unchanged.

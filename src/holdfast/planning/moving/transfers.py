@@ -186,8 +186,7 @@ def _find_chain(owners: BoolArray, source: IntArray, sent: IntArray, start: int)
 def _collect_chain(
     came_from: dict[int, tuple[int, int]], source: IntArray, end: int, start: int
 ) -> list[tuple[int, int]]:
-    """Return the (transfer, new source) steps of a chain in the order in which to apply them, the nearest to `start`
-    first.
+    """Return the (transfer, new source) steps of a chain in the order in which to apply them, from `start` to `end`.
 
     `came_from` has, for each sender on the way to `end`, the transfer that it takes over and the sender before it.
     """

@@ -143,7 +143,10 @@ class MachineShares:
         self._inputs.append(JobConnected(job.name))
 
     def _deliver_shares(self, job: str, shares: JobShares) -> None:
-        """Deliver a job's share: new nodes join at once, and nodes that must leave are given back at once."""
+        """Deliver a job's share: new nodes join at once, and nodes that must leave are given back at once.
+
+        If this changes what the job holds, its new state is queued for the pool.
+        """
         held = apply_shares(self._held[job], shares, self._now)
         for node, grant in held.grants.items():
             held = mark_connected(held, node, grant.number) or held

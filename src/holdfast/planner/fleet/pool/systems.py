@@ -221,8 +221,7 @@ SYSTEMS: dict[str, System] = {
 
 
 def find_system(name: str) -> System:
-    """Return the simulated system (a way for a pool to survive failures, such as holdfast's or Megatron's) with this
-    name.
+    """Return the simulated system with this name: a way for a pool to survive failures, ours or another's.
 
     Raises:
         BadInputError: the name is unknown; the message names `--policy`.

@@ -125,8 +125,7 @@ class PoolSimulation:
         self._timeline.after(seen_s, self._on_loss_noticed, outage.node)
 
     def _on_loss_noticed(self, node: str) -> None:
-        """Remove a lost node from the shares, and apply the new allocation. Its job continues without it, or with a
-        spare.
+        """Remove a lost node from the shares, and apply the new allocation: its job loses the node, or gets a spare.
 
         Nothing happens for a node that is not lost, or whose loss was noticed before.
         """
