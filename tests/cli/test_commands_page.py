@@ -44,7 +44,7 @@ def options(command: Any) -> set[str]:
     return {name for param in command.params for name in param.opts if name.startswith("--")} - {"--help", "--help-all"}
 
 
-def test_these_are_the_commands() -> None:
+def test_the_set_of_commands_is_fixed() -> None:
     assert set(ALL) == {
         *(
             "run",
@@ -86,17 +86,17 @@ def test_every_option_is_on_the_page(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(OWN_PAGES))
-def test_every_option_of_planning_is_on_its_own_page(name: str) -> None:
+def test_options_of_commands_with_their_own_page_are_documented_there(name: str) -> None:
     page = (ROOT / "docs" / OWN_PAGES[name]).read_text() + PAGE
     assert not {option for option in options(ALL[name]) if option not in page}
 
 
-def test_no_option_is_on_the_page_that_there_is_not() -> None:
+def test_every_option_on_the_page_exists() -> None:
     known = {option for command in ALL.values() for option in options(command)} | {"--version", "--help", "--help-all"}
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", re.sub(r'"--steps"', "", PAGE))) <= known
 
 
-def test_keys_and_their_defaults_are_on_the_page() -> None:
+def test_job_file_keys_and_their_defaults_are_on_the_page() -> None:
     keys = keys_of(JobSpec)
     assert set(keys) <= set(re.findall(r"`([a-z_]+(?:\.[a-z_]+)?)`", PAGE))
     for option in SPEC_OPTIONS:
@@ -111,17 +111,17 @@ def test_exit_codes_are_on_the_page() -> None:
     assert {int(code) for code in re.findall(r"^\| (\d+) \|", PAGE, re.MULTILINE)} == codes
 
 
-def test_every_fault_is_in_one_table() -> None:
+def test_every_injectable_fault_is_in_the_documented_table() -> None:
     page = (ROOT / "docs" / "failures.md").read_text()
     table = page[page.index("## Faults to inject") :]
     assert re.findall(r"^\| `([a-z-]+)` \|", table, re.MULTILINE) == list(FAULTS)
 
 
-def test_variables_are_on_the_page() -> None:
+def test_environment_variables_are_on_the_page() -> None:
     assert set(re.findall(r"`(HOLDFAST_[A-Z_]+)`", PAGE)) == {*environment.PUBLIC, environment.WORKER}
 
 
-def test_every_command_that_prints_facts_can_print_json() -> None:
+def test_every_command_that_prints_results_can_print_json() -> None:
     without = {name for name, command in ALL.items() if "--json" not in options(command)}
     assert without == {
         "coordinator",

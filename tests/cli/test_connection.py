@@ -31,7 +31,7 @@ def secret(folder: Path, name: str) -> Path:
     return path
 
 
-def test_an_options_file_comes_first_then_the_token_then_the_variables_file(
+def test_the_token_file_option_overrides_the_environment_variables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert read_token(None) is None
@@ -43,14 +43,14 @@ def test_an_options_file_comes_first_then_the_token_then_the_variables_file(
 
 
 @pytest.mark.parametrize("content", [b"", b" \n", b"x" * 5000, b"\xff\xfe"])
-def test_a_file_without_a_token_is_refused(content: bytes, tmp_path: Path) -> None:
+def test_a_file_without_a_valid_token_is_refused(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_bytes(content)
     with pytest.raises(BadInputError, match="the token file"):
         read_token(path)
 
 
-def test_a_job_is_chosen_by_its_name() -> None:
+def test_a_job_is_selected_by_its_name() -> None:
     entry = JobEntry(url="http://127.0.0.1:1000", token="t", job="mine", pid=os.getpid())
     register(registry_directory(os.environ), entry)
     assert Server(job="mine").entry().url == entry.url
@@ -61,7 +61,7 @@ def test_a_job_is_chosen_by_its_name() -> None:
         Server(address=entry.url, job="yours").entry()
 
 
-def test_the_job_elsewhere_is_compared_with_the_name() -> None:
+def test_a_remote_job_with_another_name_is_refused() -> None:
     server = Server(address="http://10.0.0.1:1", job="mine")
     server.check_job("mine")
     with pytest.raises(UnreachableError, match=r"there is no job 'mine' at \S+: the one there is 'other'"):
@@ -89,7 +89,7 @@ def alone() -> Iterator[str]:
         server.shutdown()
 
 
-def test_what_is_asked_of_a_pool_is_not_asked_of_a_job(alone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pool_commands_refuse_the_address_of_a_job(alone: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command once asked the job, and reported HTTP 404."""
     entry = JobEntry(url="http://127.0.0.1:1000", token="t", job="mine", pid=os.getpid())
     register(registry_directory(os.environ), entry)
@@ -105,7 +105,7 @@ def test_what_is_asked_of_a_pool_is_not_asked_of_a_job(alone: str, monkeypatch: 
         nobody.status()
 
 
-def test_without_a_name_the_jobs_of_this_machines_pool_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_local_pools_jobs_are_listed_if_no_job_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The message once was that no job runs on this machine."""
     monkeypatch.setattr(PoolClient, "status", lambda self: {"pool": "big", "jobs": [{"job": "b"}, {"job": "a"}]})
     entry = JobEntry(url="http://127.0.0.1:1000", token="t", job="", pid=os.getpid(), pool="big")

@@ -48,7 +48,7 @@ def test_the_files_of_an_earlier_demo_are_removed(tmp_path: Path, events: bytes)
 
 @pytest.mark.parametrize("name", ["demo.jsonl", "demo.png"])
 @pytest.mark.parametrize("is_folder", [False, True])
-def test_other_files_are_kept(tmp_path: Path, name: str, is_folder: bool) -> None:
+def test_files_not_from_an_earlier_demo_are_kept(tmp_path: Path, name: str, is_folder: bool) -> None:
     mine = tmp_path / name
     if is_folder:
         mine.mkdir()
@@ -60,13 +60,13 @@ def test_other_files_are_kept(tmp_path: Path, name: str, is_folder: bool) -> Non
 
 
 @pytest.mark.parametrize("folder", ["file", "file/below", "d" * 300])
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path, folder: str) -> None:
+def test_a_folder_that_cannot_be_created_is_refused(tmp_path: Path, folder: str) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInputError, match=r"^--out .*; give another folder$"):
         demo(tmp_path / folder)
 
 
-def test_a_file_that_cannot_be_removed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_removed_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(file: Path, **_: Any) -> None:
         raise PermissionError(13, "Permission denied", str(file))
 
@@ -76,7 +76,7 @@ def test_a_file_that_cannot_be_removed_is_named(tmp_path: Path, monkeypatch: pyt
         demo(tmp_path)
 
 
-def test_an_event_is_awaited_although_the_file_is_missing_or_empty(tmp_path: Path) -> None:
+def test_waiting_for_an_event_tolerates_a_missing_or_empty_file(tmp_path: Path) -> None:
     file = tmp_path / "demo.jsonl"
     answers = iter((lambda: None, file.touch, lambda: file.write_bytes(EVENT), lambda: None))
 

@@ -48,7 +48,7 @@ def test_a_copied_example_runs(tmp_path: Path) -> None:
     subprocess.run(command, cwd=tmp_path, check=True, timeout=300, capture_output=True)
 
 
-def test_existing_files_are_kept(tmp_path: Path) -> None:
+def test_existing_files_are_not_overwritten(tmp_path: Path) -> None:
     examples("copy", "moe_gpt", "--to", str(tmp_path))
     examples("copy", "fsdp_gpt", "--to", str(tmp_path))  # both examples contain the same dense_gpt.py
     mine = tmp_path / "dense_gpt.py"
@@ -60,7 +60,7 @@ def test_existing_files_are_kept(tmp_path: Path) -> None:
     assert not (tmp_path / "fsdp_gpt.py").exists(), "nothing is copied unless all of it can be"
 
 
-def test_what_cannot_be_copied_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_example_or_unwritable_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match=r"no example 'nope': `holdfast examples list`"):
         examples("copy", "nope")
     (tmp_path / "file").write_text("")
@@ -69,14 +69,14 @@ def test_what_cannot_be_copied_is_refused(tmp_path: Path) -> None:
             examples("copy", "gan", "--to", str(folder))
 
 
-def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+def test_no_file_is_written_through_a_symbolic_link(tmp_path: Path) -> None:
     (tmp_path / "gan.py").symlink_to(tmp_path / "elsewhere.py")
     with pytest.raises(BadInputError, match=r"gan.py exists and differs"):
         examples("copy", "gan", "--to", str(tmp_path))
     assert not (tmp_path / "elsewhere.py").exists()
 
 
-def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_existing_file_that_cannot_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(file: Path) -> bytes:
         raise PermissionError(errno.EACCES, "Permission denied", str(file))
 
@@ -86,6 +86,6 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, monkeypatch: pyte
         examples("copy", "gan", "--to", str(tmp_path))
 
 
-def test_the_command_to_run_a_copy_can_be_pasted(tmp_path: Path) -> None:
+def test_the_printed_run_command_is_quoted_for_the_shell(tmp_path: Path) -> None:
     *_, command = examples("copy", "gan", "--to", str(tmp_path / "my scripts")).splitlines()
     assert shlex.split(command) == ["holdfast", "run", "--nodes", "2", str(tmp_path / "my scripts" / "gan.py")]

@@ -37,13 +37,13 @@ def page(words: str, option: str = "--help") -> list[str]:
 
 
 @pytest.mark.parametrize("words", [*GROUPS, *COMMANDS])
-def test_every_page_fits_80_columns(words: str) -> None:
+def test_every_help_page_fits_80_columns(words: str) -> None:
     pages = [page(words), page(words, "--help-all")] if words in COMMANDS else [page(words)]
     assert not [line for lines in pages for line in lines if len(line) > 80]
 
 
 @pytest.mark.parametrize("words", COMMANDS)
-def test_every_command_has_two_examples_with_options_that_exist(words: str) -> None:
+def test_every_command_has_two_examples_with_existing_options(words: str) -> None:
     known = {name for parameter in COMMANDS[words].params for name in parameter.opts} | {"--help"}
     assert len(EXAMPLES[words]) == 2
     for example in EXAMPLES[words]:
@@ -54,13 +54,13 @@ def test_every_command_has_two_examples_with_options_that_exist(words: str) -> N
 
 
 @pytest.mark.parametrize("name", table.COMMANDS)
-def test_the_table_has_the_first_sentence_of_each_commands_help(name: str) -> None:
+def test_the_command_table_has_the_first_sentence_of_each_help_text(name: str) -> None:
     command: Any = typer.main.get_command(app)
     found = command.get_command(None, name)
     assert found.help.split("\n\n")[0].split(". ")[0].rstrip(".").replace("\n", " ") == table.COMMANDS[name].summary
 
 
-def test_help_imports_no_module_of_a_command() -> None:
+def test_help_imports_no_command_module() -> None:
     program = "import sys; from holdfast.cli import main\ntry: main()\nfinally: print(*sys.modules, file=sys.stderr)"
     shown = subprocess.run([sys.executable, "-c", program, "--help"], capture_output=True, text=True, check=True)
     assert "Start here:" in shown.stdout
@@ -72,14 +72,14 @@ def test_help_imports_no_module_of_a_command() -> None:
 
 
 @pytest.mark.parametrize("words", COMMON)
-def test_the_short_page_has_the_most_used_options_and_names_the_long_one(words: str) -> None:
+def test_the_short_help_has_common_options_and_refers_to_the_full_help(words: str) -> None:
     shown = "\n".join(page(words))
     assert all(f"{option} " in shown or f"{option}\n" in shown for option in COMMON[words])
     assert f"holdfast {words} --help-all" in shown
 
 
 @pytest.mark.parametrize("words", COMMANDS)
-def test_the_long_page_has_every_option(words: str) -> None:
+def test_the_full_help_has_every_option(words: str) -> None:
     shown = "\n".join(page(words, "--help-all"))
     for parameter in COMMANDS[words].params:
         if parameter.param_type_name == "option":
@@ -96,11 +96,11 @@ def test_the_long_page_has_every_option(words: str) -> None:
         ("examples copy", "holdfast examples copy [OPTIONS] NAME"),
     ],
 )
-def test_usage_has_brackets_for_arguments_that_may_be_missing(words: str, usage: str) -> None:
+def test_usage_shows_optional_arguments_in_brackets(words: str, usage: str) -> None:
     assert page(words)[0] == f"Usage: {usage}"
 
 
-def test_the_long_page_has_the_values_of_an_option() -> None:
+def test_help_lists_the_values_of_choice_options() -> None:
     lines = page("run", "--help-all")
     place = lines.index("  --on-node-failure CHOICE  How to continue after the loss of a node")
     assert lines[place + 1].strip() == "auto, standby, shrink, wait, restart-all"
@@ -109,11 +109,11 @@ def test_the_long_page_has_the_values_of_an_option() -> None:
 
 
 @pytest.mark.parametrize("words", COMMANDS)
-def test_no_name_is_a_piece_of_a_type(words: str) -> None:
+def test_option_names_in_the_help_have_balanced_brackets(words: str) -> None:
     names = [line.split("  ")[1] for line in page(words, "--help-all") if line.startswith("  -")]
     assert not [name for name in names if name.count("[") != name.count("]")]
 
 
 @pytest.mark.parametrize("words", COMMANDS)
-def test_names_in_brackets_are_shown_without_a_backslash(words: str) -> None:
+def test_the_full_help_contains_no_backslashes(words: str) -> None:
     assert "\\" not in "\n".join(page(words, "--help-all"))

@@ -12,7 +12,7 @@ from holdfast.cli.options import option_names, warn_of_misplaced
 from holdfast.cli.pool.jobs import submit
 
 
-def test_the_options_of_a_command_are_known() -> None:
+def test_the_option_names_of_a_command_are_found() -> None:
     assert {"--nodes", "--checkpoint-dir", "--from", "--json", "--set", "--module", "--plain"} <= option_names(run)
     assert {"--advertise", "--node-name", "--address", "--job"} <= option_names(agent)
     assert {"--nodes", "--follow", "--job"} <= option_names(submit)
@@ -29,7 +29,7 @@ def test_the_options_of_a_command_are_known() -> None:
         (["--", "--nodes", "3"], []),
     ],
 )
-def test_each_one_is_warned_of_once(
+def test_each_misplaced_option_is_warned_about_once(
     args: list[str], warned: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script = tmp_path / "train.py"

@@ -26,7 +26,7 @@ sys.exit(7)
 """
 
 
-def test_a_job_goes_on_although_its_output_goes_to_a_full_disk() -> None:
+def test_a_job_continues_if_the_disk_of_its_output_is_full() -> None:
     with open("/dev/full", "w") as full:
         ended = subprocess.run([sys.executable, "-c", _JOB], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
     assert ended.returncode == 7
@@ -36,7 +36,7 @@ def test_a_job_goes_on_although_its_output_goes_to_a_full_disk() -> None:
 
 
 @pytest.mark.parametrize("both", [False, True])
-def test_a_job_goes_on_although_the_reader_of_its_output_has_gone(both: bool) -> None:
+def test_a_job_continues_if_the_reader_of_its_output_closes(both: bool) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     stderr = writer if both else subprocess.PIPE
@@ -50,7 +50,7 @@ def test_a_job_goes_on_although_the_reader_of_its_output_has_gone(both: bool) ->
 
 
 @pytest.mark.parametrize("both", [False, True])
-def test_so_it_does_where_errors_cannot_be_written_either(both: bool) -> None:
+def test_a_job_continues_if_its_errors_cannot_be_written(both: bool) -> None:
     with open("/dev/full", "w") as full:
         stdout = full if both else subprocess.PIPE
         ended = subprocess.run([sys.executable, "-c", _JOB], stdout=stdout, stderr=full, text=True, timeout=60)
@@ -58,7 +58,7 @@ def test_so_it_does_where_errors_cannot_be_written_either(both: bool) -> None:
     assert both or ended.stdout.splitlines() == [f"step {number}" for number in range(3)]
 
 
-def test_a_command_that_writes_to_a_full_disk_ends_with_one_line(
+def test_a_full_disk_ends_a_command_with_one_error_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fails(**_: object) -> None:
@@ -72,7 +72,7 @@ def test_a_command_that_writes_to_a_full_disk_ends_with_one_line(
     assert line == "holdfast: rows.csv: No space left on device; make room, or write elsewhere"
 
 
-def test_the_log_has_the_time_of_day_as_events_have_it() -> None:
+def test_log_lines_begin_with_the_time_of_day() -> None:
     program = (
         "import logging; from holdfast.cli.output import start_log; start_log('info');"
         "logging.getLogger('holdfast.coordinator').info('job %s begins', 'j')"
@@ -82,7 +82,7 @@ def test_the_log_has_the_time_of_day_as_events_have_it() -> None:
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
-def test_a_text_that_the_terminal_cannot_show_is_printed_as_far_as_it_can(encoding: str) -> None:
+def test_characters_outside_the_terminals_encoding_are_replaced(encoding: str) -> None:
     program = (
         "from holdfast.cli.output import lasting_output, open_standard_streams; open_standard_streams()\n"
         "with lasting_output() as say: say('node-0 failed: \\u4e2d\\udcff')"
@@ -106,7 +106,7 @@ def test_a_text_that_the_terminal_cannot_show_is_printed_as_far_as_it_can(encodi
         (["run", "--port", "x", "train.py"], "unable to parse string as an integer, not 'x'; see --help"),
     ],
 )
-def test_bad_words_are_named_with_the_remedy(
+def test_invalid_arguments_are_reported_with_a_remedy(
     words: list[str], complaint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["holdfast", *words])
@@ -119,7 +119,7 @@ def test_bad_words_are_named_with_the_remedy(
 
 
 @pytest.mark.parametrize("group", ["", "examples", "checkpoints", "experts", "spares"])
-def test_a_group_without_a_command_prints_its_page(
+def test_a_command_group_without_a_command_prints_its_help(
     group: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["holdfast", *group.split()])
@@ -134,7 +134,7 @@ def test_a_group_without_a_command_prints_its_page(
 @pytest.mark.parametrize(
     "call", ["cli.output.print_line", "cli.output.warn", "control.processes.print_error"], ids=["say", "warn", "error"]
 )
-def test_a_line_is_one_write(call: str) -> None:
+def test_each_line_is_printed_with_one_write(call: str) -> None:
     """Otherwise other processes could write to the same terminal in between."""
     module, _, name = call.rpartition(".")
     reader, writer = os.pipe2(os.O_DIRECT)  # each write is read alone
@@ -148,7 +148,7 @@ def test_a_line_is_one_write(call: str) -> None:
         assert [source.read(4096) for _ in range(2)] == [b"first\n", b"second\n"]
 
 
-def test_lines_come_in_order_and_nobody_waits_for_a_stopped_terminal() -> None:
+def test_lines_are_printed_in_order_and_a_stopped_terminal_never_blocks() -> None:
     seen: list[str] = []
     with output.called_in_a_thread(seen.append) as put:
         for number in range(100):

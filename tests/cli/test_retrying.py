@@ -65,7 +65,7 @@ def stop(pool: FakePool) -> None:
     ("stays", "passing", "end"),
     [(follow, "admitted", "finished"), (wait, "suspending", "suspended"), (stop, "stopping", "stopped")],
 )
-def test_whoever_stays_awaits_the_next_server_and_the_store(
+def test_waiting_commands_survive_a_server_restart_and_a_store_outage(
     stays: Callable[[FakePool], object], passing: str, end: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pool = FakePool(SILENT, passing, *[SILENT] * 100, passing, *[AWAY] * 1000, *[SILENT] * 100, end)
@@ -74,7 +74,7 @@ def test_whoever_stays_awaits_the_next_server_and_the_store(
     assert capsys.readouterr().err == f"holdfast: {AWAY}\n", "the message is printed once"
 
 
-def test_nobody_is_awaited_for_ever_and_a_job_that_is_not_there_is_not_at_all() -> None:
+def test_waiting_ends_if_the_server_stays_silent_or_the_job_is_missing() -> None:
     with pytest.raises(SilentError):
         follow(FakePool("admitted", *[SILENT] * 1000))
     gone = FakePool("admitted", UnreachableError("there is no job 'a'"), "admitted")

@@ -21,6 +21,6 @@ CASES = {
 
 
 @pytest.mark.parametrize(("pairs", "warnings"), CASES.items())
-def test_what_has_no_effect_is_said(pairs: tuple[str, ...], warnings: list[str]) -> None:
+def test_settings_without_effect_are_warned_about(pairs: tuple[str, ...], warnings: list[str]) -> None:
     given = collect_job("train.py", (), pairs, {})
     assert list(without_effect(given, job_spec(given))) == warnings

@@ -28,38 +28,38 @@ NEWER = {
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_every_event_comes_back_as_it_was(name: str) -> None:
+def test_every_event_kind_is_decoded_as_it_was_encoded(name: str) -> None:
     event = made(name, 1.5, job="j", term=2, generation=3, seq=4)
     assert decode_event(msgspec.json.encode(event)) == event
     assert name_of(event) == name
 
 
-def test_a_loss_that_is_no_number_comes_back_as_none() -> None:
+def test_a_nan_loss_is_decoded_as_none() -> None:
     event = decode_event(msgspec.json.encode(made("step_committed", loss=nan)))
     assert isinstance(event, StepCommitted)
     assert event.loss is None
 
 
-def test_fields_of_a_newer_version_are_passed_over() -> None:
+def test_unknown_fields_of_a_newer_version_are_ignored() -> None:
     line = {**json.loads(msgspec.json.encode(made("node_left", node="a"))), "born_later": [1]}
     assert decode_event(json.dumps(line)) == made("node_left", node="a")
 
 
-def test_an_event_of_a_newer_version_keeps_all_that_it_carries() -> None:
+def test_an_unknown_event_of_a_newer_version_keeps_all_its_fields() -> None:
     event = decode_event(json.dumps(NEWER))
     assert isinstance(event, OtherEvent)
     assert (name_of(event), event.time, event.job, event.generation, event.seq) == ("born_later", 5.0, "j", 3, 4)
     assert event.fields == NEWER
 
 
-def test_fields_that_came_later_are_blank_in_an_older_event() -> None:
+def test_fields_missing_in_an_older_event_have_their_defaults() -> None:
     line = '{"event":"step_committed","time":1,"job":"j","term":1,"generation":1,"seq":9,"step":1,"loss":2,"samples":8,'
     event = decode_event(line + '"world_size":2,"step_s":0.5}')
     assert isinstance(event, StepCommitted)
     assert not event.skipped
 
 
-def test_reads_complete_lines_only(tmp_path: Path) -> None:
+def test_an_incomplete_last_line_is_skipped_and_logged(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_bytes(msgspec.json.encode(made("job_failed")) + b'\n{"event": "step_com')
     logged: list[str] = []
@@ -79,7 +79,7 @@ def test_reads_complete_lines_only(tmp_path: Path) -> None:
         "[" * 10_000,
     ],
 )
-def test_what_is_no_event_is_refused(tmp_path: Path, line: Any) -> None:
+def test_a_line_that_is_not_an_event_is_refused(tmp_path: Path, line: Any) -> None:
     data = line.encode(errors="surrogateescape")
     with pytest.raises(NoEventError):
         decode_event(data)
@@ -99,7 +99,7 @@ def test_a_file_without_events_is_refused(tmp_path: Path) -> None:
         read_events(tmp_path)
 
 
-def test_the_number_of_the_last_whole_event_of_a_file(tmp_path: Path) -> None:
+def test_the_number_of_the_last_complete_event_is_found(tmp_path: Path) -> None:
     file = tmp_path / "e.jsonl"
     assert last_number(file) == 0, "the file must not exist"
     lines = [msgspec.json.encode(made("step_committed", seq=seq)) + b"\n" for seq in range(1, 9001)]

@@ -50,7 +50,7 @@ def journal(request: pytest.FixtureRequest, tmp_path: Path) -> Journal:
     return Journal() if request.param == "memory" else FileJournal(tmp_path / "events.jsonl")
 
 
-def test_events_come_back_in_order(journal: Journal) -> None:
+def test_events_are_read_in_order(journal: Journal) -> None:
     for seq in range(1, 6):
         assert journal.append(Event(seq=seq, time=seq / 2))
     assert journal.last_seq == 5
@@ -64,7 +64,7 @@ def test_events_come_back_in_order(journal: Journal) -> None:
     journal.close()
 
 
-def test_what_is_there_is_skipped_and_a_gap_refused(journal: Journal) -> None:
+def test_known_events_are_skipped_and_gaps_are_refused(journal: Journal) -> None:
     journal.append(Event(seq=1))
     journal.append(Event(seq=2))
     assert not journal.append(Event(seq=1))
@@ -75,7 +75,7 @@ def test_what_is_there_is_skipped_and_a_gap_refused(journal: Journal) -> None:
     journal.close()
 
 
-def test_nothing_comes_after_the_end(journal: Journal) -> None:
+def test_a_closed_journal_refuses_new_events(journal: Journal) -> None:
     journal.append(Event(seq=1))
     journal.close()
     journal.close()
@@ -84,7 +84,7 @@ def test_nothing_comes_after_the_end(journal: Journal) -> None:
     assert _numbers(journal.read(0)) == [1]
 
 
-def test_memory_is_bounded_and_the_file_remembers(tmp_path: Path) -> None:
+def test_memory_is_bounded_and_older_events_are_read_from_the_file(tmp_path: Path) -> None:
     memory, file = Journal(recent=10), FileJournal(tmp_path / "events.jsonl", recent=10)
     for seq in range(1, 1001):
         memory.append(Event(seq=seq))
@@ -98,7 +98,7 @@ def test_memory_is_bounded_and_the_file_remembers(tmp_path: Path) -> None:
     again.close()
 
 
-def test_a_follower_is_woken_by_an_event_and_by_the_end(journal: Journal) -> None:
+def test_a_follower_wakes_up_at_each_event_and_at_the_close(journal: Journal) -> None:
     async def follow() -> list[int]:
         seen: list[int] = []
         while not journal.closed or journal.last_seq > len(seen):
@@ -118,7 +118,7 @@ def test_a_follower_is_woken_by_an_event_and_by_the_end(journal: Journal) -> Non
     assert asyncio.run(main()) == [[1, 2, 3, 4, 5]] * 3
 
 
-def test_waiting_ends_with_the_time(journal: Journal) -> None:
+def test_waiting_for_an_event_ends_after_the_timeout(journal: Journal) -> None:
     asyncio.run(asyncio.wait_for(journal.wait_beyond(0, 0.01), 60.0))
     assert journal.last_seq == 0
     journal.close()
@@ -127,7 +127,7 @@ def test_waiting_ends_with_the_time(journal: Journal) -> None:
 # ---- on disk ----
 
 
-def test_every_event_is_in_the_file_at_once(tmp_path: Path) -> None:
+def test_every_event_is_written_to_the_file_immediately(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     journal = FileJournal(path)
     for seq in range(1, 4):
@@ -136,7 +136,7 @@ def test_every_event_is_in_the_file_at_once(tmp_path: Path) -> None:
     journal.close()
 
 
-def test_opening_touches_nothing(tmp_path: Path) -> None:
+def test_opening_a_journal_does_not_change_its_file(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     FileJournal(path).close()
     assert not path.exists()
@@ -177,7 +177,7 @@ def _events(history: list[str]) -> tuple[list[ev.Event], Position]:
 
 @given(history=_history, cut=st.integers(min_value=0, max_value=10_000))
 @settings(max_examples=150, deadline=None)
-def test_a_file_cut_anywhere_goes_on_where_it_ends(
+def test_a_truncated_file_is_continued_after_its_last_complete_line(
     tmp_path_factory: pytest.TempPathFactory, history: list[str], cut: int
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "cut.jsonl"
@@ -216,7 +216,7 @@ def test_a_pools_journal_is_read_back(tmp_path: Path) -> None:
     again.close()
 
 
-def test_a_loss_that_is_no_number_is_read_back(tmp_path: Path) -> None:
+def test_a_nan_loss_is_read_back(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     journal = FileJournal(path)
     journal.append(made("step_committed", seq=1, step=1, loss=math.nan, samples=4))
@@ -243,7 +243,7 @@ class Disk:
         self.synced[os.readlink(f"/proc/self/fd/{file}")] = os.fstat(file).st_size
 
 
-def test_what_is_synced_is_on_disk_and_its_name_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_synced_events_and_the_directory_entry_are_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk, path = Disk(monkeypatch), tmp_path / "events.jsonl"
     journal = FileJournal(path)
     journal.sync()
@@ -275,7 +275,7 @@ def test_what_is_synced_is_on_disk_and_its_name_too(tmp_path: Path, monkeypatch:
     ],
 )
 @pytest.mark.parametrize("whole", [0, 3])
-def test_a_damaged_end_is_cut_off_with_the_next_event(tmp_path: Path, whole: int, tail: bytes) -> None:
+def test_a_damaged_end_is_truncated_at_the_next_append(tmp_path: Path, whole: int, tail: bytes) -> None:
     path = tmp_path / "events.jsonl"
     lines = b"".join(msgspec.json.encode(Event(seq=seq)) + b"\n" for seq in range(1, whole + 1))
     path.write_bytes(lines + tail)
@@ -307,7 +307,7 @@ def _repaired(from_seq: int, to_seq: int, to_step: int) -> JournalRepaired:
 
 
 @pytest.mark.parametrize("before", [0, 1, 255, 256, 600])
-def test_one_event_stands_for_those_that_are_lost(tmp_path: Path, before: int) -> None:
+def test_one_repair_event_replaces_a_range_of_lost_events(tmp_path: Path, before: int) -> None:
     path, lost = tmp_path / "events.jsonl", 1000
     journal = FileJournal(path, recent=10)
     for seq in range(1, before + 1):
@@ -328,7 +328,7 @@ def test_one_event_stands_for_those_that_are_lost(tmp_path: Path, before: int) -
     again.close()
 
 
-def test_who_was_replaced_writes_nothing_more(tmp_path: Path) -> None:
+def test_a_replaced_writer_can_no_longer_append(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     old = FileJournal(path)
     old.append(Event(seq=1))
@@ -345,7 +345,7 @@ def test_who_was_replaced_writes_nothing_more(tmp_path: Path) -> None:
     new.close()
 
 
-def test_who_read_before_the_other_wrote_writes_nothing(tmp_path: Path) -> None:
+def test_a_writer_that_opened_before_another_append_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     old = FileJournal(path)
     new = FileJournal(path)
@@ -371,7 +371,7 @@ def test_who_read_before_the_other_wrote_writes_nothing(tmp_path: Path) -> None:
         b'{"event":' + b"[" * 100_000 + b"\n",
     ],
 )
-def test_what_is_no_journal_is_refused_and_untouched(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_a_journal_is_refused_and_unchanged(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "events.jsonl"
     path.write_bytes(content)
     with pytest.raises(BadInputError, match="holds something else"):
@@ -419,7 +419,7 @@ journal.close()
 
 
 @pytest.mark.parametrize(("way", "last"), [("stays", None), ("goes on", 100)])
-def test_a_full_disk_is_reported_once_and_events_wait_in_memory(tmp_path: Path, way: str, last: int | None) -> None:
+def test_a_full_disk_is_reported_once_and_events_are_kept_in_memory(tmp_path: Path, way: str, last: int | None) -> None:
     """A full disk must not end the job."""
     path = tmp_path / "events.jsonl"
     subprocess.run([sys.executable, "-c", _FULL, path, way], timeout=60, check=True)
@@ -429,7 +429,7 @@ def test_a_full_disk_is_reported_once_and_events_wait_in_memory(tmp_path: Path, 
     again.close()
 
 
-def test_a_file_that_too_many_events_wait_for_ends_without_a_gap(
+def test_a_file_with_too_many_pending_events_ends_without_a_gap(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, recent = tmp_path / "events.jsonl", 8
@@ -450,7 +450,7 @@ def test_a_file_that_too_many_events_wait_for_ends_without_a_gap(
     again.close()
 
 
-def test_a_journal_that_is_replaced_while_its_disk_is_full_writes_nothing(
+def test_a_writer_replaced_while_its_disk_is_full_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "events.jsonl"

@@ -40,7 +40,7 @@ def written(path: Path, *events: ReadEvent) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_a_step_has_its_loss_and_what_was_logged(tmp_path: Path) -> None:
+def test_a_row_has_the_steps_loss_and_its_logged_metrics(tmp_path: Path) -> None:
     (row,) = written(tmp_path / "rows", made("job_started", 0.5), step(1, accuracy=0.5, doubtful=None))
     assert row == {
         "step": 1,
@@ -52,14 +52,14 @@ def test_a_step_has_its_loss_and_what_was_logged(tmp_path: Path) -> None:
     }
 
 
-def test_what_comes_again_stands_there_once_and_a_roll_back_cuts(tmp_path: Path) -> None:
+def test_repeated_steps_are_written_once_and_a_rollback_removes_rows(tmp_path: Path) -> None:
     path = tmp_path / "rows"
     once = [step(number, value=number) for number in range(1, 6)]
     rows = written(path, *once, *once[2:], back(3), step(4, value=40), step(5, value=50))
     assert [(row["step"], row["metrics"]["value"]) for row in rows] == [(1, 1), (2, 2), (3, 3), (4, 40), (5, 50)]
 
 
-def test_a_file_of_before_is_gone_on_with(tmp_path: Path) -> None:
+def test_an_existing_file_is_continued_after_a_crash_or_a_resume(tmp_path: Path) -> None:
     """The previous writer was killed inside a line; the journal is then read from its start, or the job resumes."""
     path = tmp_path / "rows"
     events = [step(number) for number in range(1, 5)]
@@ -73,7 +73,7 @@ def test_a_file_of_before_is_gone_on_with(tmp_path: Path) -> None:
     assert rows[3]["metrics"] == {"later": 1.0}
 
 
-def test_what_an_evaluation_came_to_stands_at_its_own_step(tmp_path: Path) -> None:
+def test_an_evaluations_result_is_in_the_row_of_its_own_step(tmp_path: Path) -> None:
     """The evaluation's event may come early, late or repeatedly; only its own step's row has the result."""
     once = [step(1), found(2, loss=2.0), step(2, fine=0.5), step(3, **{"eval/loss": 2.0}), step(4), found(4, loss=4.0)]
     path, expected = (
@@ -89,14 +89,14 @@ def test_what_an_evaluation_came_to_stands_at_its_own_step(tmp_path: Path) -> No
     assert [(row["step"], row["metrics"]) for row in rows] == [*expected, (5, five), (6, six)]
 
 
-def test_what_a_roll_back_undid_was_not_evaluated(tmp_path: Path) -> None:
+def test_evaluations_of_undone_steps_are_removed(tmp_path: Path) -> None:
     rows = written(tmp_path / "rows", step(1), step(2), found(2, loss=9.0), back(1), step(2), found(2, loss=2.0))
     assert [row["metrics"] for row in rows] == [{}, {"eval/loss": 2.0}]
     rows = written(tmp_path / "rows", back(1), step(2))
     assert [row["metrics"] for row in rows] == [{}, {}]
 
 
-def test_a_job_that_resumes_evaluates_a_step_of_before(tmp_path: Path) -> None:
+def test_an_evaluation_after_a_resume_is_added_to_an_earlier_row(tmp_path: Path) -> None:
     for name in ("rows.jsonl", "rows.csv"):
         for events in ((step(1), step(2)), (found(2, loss=2.0), step(3)), (found(2, loss=2.0), step(3))):
             writer = writer_for(tmp_path / name)
@@ -133,7 +133,7 @@ def test_csv_has_a_line_for_each_value(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "why"), [("no JSON\n", "has a line without a step"), ("", "cannot be written: Is a directory")]
 )
-def test_a_file_that_is_none_of_these_is_left_alone(tmp_path: Path, text: str, why: str) -> None:
+def test_a_file_that_is_not_a_metrics_file_is_refused_and_unchanged(tmp_path: Path, text: str, why: str) -> None:
     path = tmp_path / "other"
     if text:
         path.write_text(text)
@@ -147,7 +147,7 @@ def test_a_file_that_is_none_of_these_is_left_alone(tmp_path: Path, text: str, w
             csv_file(path)
 
 
-def test_the_ending_says_the_format(tmp_path: Path) -> None:
+def test_the_file_suffix_selects_the_format(tmp_path: Path) -> None:
     for name in ("rows.jsonl", "rows.csv"):
         writer = writer_for(tmp_path / name)
         writer.on_event(step(1))
@@ -158,7 +158,7 @@ def test_the_ending_says_the_format(tmp_path: Path) -> None:
         writer_for(tmp_path / "rows.xlsx")
 
 
-def test_five_hundred_steps_with_ten_faults_and_a_coordinators_death_are_five_hundred_rows(tmp_path: Path) -> None:
+def test_500_steps_with_faults_and_a_coordinator_crash_give_500_rows(tmp_path: Path) -> None:
     kinds = (FaultKind.KILL_NODE, FaultKind.KILL_WORKER)
     faults = tuple(Fault(kind=kinds[n % 2], time=2.0 + 5.0 * n, target=n) for n in range(10))
     dies = Fault(kind=FaultKind.CRASH_COORDINATOR, time=20.0)
@@ -210,7 +210,7 @@ def tensorboard(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("tensorboard")
-def test_tensorboard_is_told_what_to_purge(tmp_path: Path) -> None:
+def test_tensorboard_purges_old_values_before_steps_are_written_again(tmp_path: Path) -> None:
     writer = MetricWriter(FORMATS["tensorboard"](tmp_path / "runs"))
     for event in (step(1, fine=0.5), found(2, loss=2.0), step(2, doubtful=None), found(1, loss=1.0), back(1), step(2)):
         writer.on_event(event)
@@ -226,7 +226,9 @@ def test_tensorboard_is_told_what_to_purge(tmp_path: Path) -> None:
     ]
 
 
-def test_where_tensorboard_is_missing_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_tensorboard_is_reported_with_the_install_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     with pytest.raises(BadInputError, match=r"pip install holdfast\[tensorboard\]"):
         FORMATS["tensorboard"](tmp_path)

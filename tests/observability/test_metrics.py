@@ -33,14 +33,14 @@ def _stamp(seq: int, generation: int) -> dict[str, Any]:
     return {"time": 1.0, "job": "j", "term": 3, "generation": generation, "seq": seq}
 
 
-def test_the_newest_generation_stays_told_while_none_is_in_force() -> None:
+def test_the_newest_generation_is_reported_while_none_is_active() -> None:
     metrics = Metrics("j")
     metrics.observe(ev.GenerationStarted(**_stamp(1, 4), members=("a",), world_size=1, reason="start"))
     metrics.observe(ev.RolledBack(**_stamp(2, 0), to_step=0, why="all workers have died"))
     assert _values(metrics)["holdfast_generation"] == 4
 
 
-def test_they_follow_the_events() -> None:
+def test_metrics_follow_the_events() -> None:
     metrics = Metrics("j")
     metrics.observe(ev.GenerationStarted(**_stamp(1, 1), members=("a", "b"), world_size=4, reason="start"))
     for step in (1, 2):
@@ -101,13 +101,13 @@ def test_they_follow_the_events() -> None:
     assert {name: values.get(name) for name in expected} == expected
 
 
-def test_the_page_names_all_of_them_and_no_other() -> None:
+def test_the_page_lists_exactly_the_existing_metrics() -> None:
     page = (ROOT / "docs" / "events.md").read_text()
     documented = set(re.findall(r"`(holdfast_\w+?)(?:_total)?(?:\{[\w,]+\})?`", page))
     assert documented == {family.name for family in Metrics("j").registry.collect()}
 
 
-def test_a_coordinator_that_takes_over_goes_on_counting(tmp_path: Path) -> None:
+def test_metrics_from_a_journal_equal_those_from_live_events(tmp_path: Path) -> None:
     """The metrics from a journal equal those from the live events."""
     events: list[ev.AnyEvent] = [
         made("job_started", 1.0, seq=1, job="j", term=1, flop_per_sample=2.0),
@@ -131,12 +131,12 @@ def test_a_coordinator_that_takes_over_goes_on_counting(tmp_path: Path) -> None:
     assert values["holdfast_flop_delivered"] == 128.0
 
 
-def test_what_is_not_known_has_no_value() -> None:
+def test_unknown_metrics_have_no_value() -> None:
     unknown = {"holdfast_loss", "holdfast_goodput_ratio", "holdfast_mfu_ratio", "holdfast_flop_delivered"}
     assert not unknown & _values(Metrics("j")).keys()
 
 
-def test_lost_steps_are_counted_as_far_as_their_number_is_known() -> None:
+def test_lost_steps_are_counted_from_the_journals_repair_event() -> None:
     metrics = Metrics("j")
     metrics.observe(made("journal_repaired", 9.0, job="j", from_step=3, to_step=10, step_samples=8, samples=80))
     values = _values(metrics)
@@ -144,7 +144,7 @@ def test_lost_steps_are_counted_as_far_as_their_number_is_known() -> None:
     assert values["holdfast_samples_committed_total"] == 56
 
 
-def test_the_global_registry_is_left_alone() -> None:
+def test_metrics_are_not_added_to_the_global_registry() -> None:
     metrics, other = Metrics("j"), Metrics("j")
     metrics.count_refused_message()
     assert _values(metrics)["holdfast_messages_refused_total"] == 1

@@ -18,7 +18,7 @@ def node(time: float, name: str, *, joins: bool) -> AnyEvent:
     return joined(name, time) if joins else made("node_left", time, node=name, reason="failed")
 
 
-def test_what_comes_after_the_end_and_what_was_undone_do_not_count() -> None:
+def test_undone_steps_and_events_after_the_end_do_not_count() -> None:
     events = [node(0.0, "a", joins=True), step(1.0, 1), step(2.0, 2), step(3.0, 3), node(3.5, "a", joins=False)]
     events += [node(5.0, "b", joins=True), made("rolled_back", 5.0, to_step=2), step(6.0, 3)]
     events += [made("recovered", 6.0, action="rollback", down_s=2.5), step(11.5, 4)]
@@ -31,13 +31,13 @@ def test_what_comes_after_the_end_and_what_was_undone_do_not_count() -> None:
     assert summary.final_loss == 1 / 3
 
 
-def test_a_job_that_is_done_first_ends_the_replay() -> None:
+def test_a_job_that_finishes_before_the_trace_ends_the_replay() -> None:
     done = made("job_finished", 2.0)
     summary = summarise_replay([step(1.0, 1), step(2.0, 2), done], 100.0, outcome="job done")
     assert summary.elapsed_s == 1.0
 
 
-def test_a_replay_that_never_began_is_summed_up_too() -> None:
+def test_a_replay_without_steps_is_summarized() -> None:
     failed = made("job_failed", 2.0)
     for events in ([], [failed]):
         summary = summarise_replay(events, None, outcome="job failed")
@@ -46,7 +46,7 @@ def test_a_replay_that_never_began_is_summed_up_too() -> None:
 
 @settings(derandomize=True, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from("abc")), max_size=20))
-def test_the_time_without_nodes_is_that_of_every_second(changes: list[tuple[int, str]]) -> None:
+def test_the_time_without_nodes_equals_a_count_of_every_second(changes: list[tuple[int, str]]) -> None:
     """Compared with a check at every second: changes occur at whole seconds, checks at half seconds."""
     present: set[str] = set()
     events: list[AnyEvent] = [node(0.0, "first", joins=True), node(1.0, "first", joins=False)]

@@ -28,7 +28,7 @@ def step(number: int, time: float, **fields: Any) -> AnyEvent:
     return made("step_committed", time, **{"step": number, "loss": 1.0 / number, "samples": 8, "step_s": 1.0, **fields})
 
 
-def test_adds_up_steps_and_recoveries() -> None:
+def test_the_report_adds_up_steps_and_recoveries() -> None:
     events = [
         made("job_started", job="j"),
         joined("a", 0.5),
@@ -48,7 +48,7 @@ def test_adds_up_steps_and_recoveries() -> None:
     assert (recovery.nodes, recovery.down_s, recovery.extra_s) == (("b",), 1.25, 0.25)
 
 
-def test_counts_skipped_steps_and_rebalances() -> None:
+def test_the_report_counts_skipped_steps_and_rebalances() -> None:
     events = [
         made("job_started"),
         step(1, 1.0),
@@ -59,7 +59,7 @@ def test_counts_skipped_steps_and_rebalances() -> None:
     assert (report.skipped, report.overflows, report.rebalances, report.redealt) == (1, 0, 1, 0)
 
 
-def test_steps_of_nan_are_not_put_down_to_the_loss_scale() -> None:
+def test_steps_skipped_for_nan_are_not_attributed_to_the_loss_scale() -> None:
     """NaN must not be reported as "skipped by the loss scale"."""
     events = [
         made("job_started"),
@@ -74,14 +74,14 @@ def test_steps_of_nan_are_not_put_down_to_the_loss_scale() -> None:
     assert "steps skipped because of NaN or infinite gradients, or by the script: 2\n" in text.replace(" \n", "\n")
 
 
-def test_micro_batches_that_are_dealt_out_again_are_no_experts_that_move() -> None:
+def test_redistributed_micro_batches_do_not_count_as_moved_experts() -> None:
     """A rebalance of a dense job after a straggler must not be reported as "experts moved after their loads"."""
     report = make_report([made("job_started"), step(1, 1.0), made("rebalanced", 1.5, experts_moved=0), step(2, 2.0)])
     assert (report.rebalances, report.redealt) == (0, 1)
 
 
 @pytest.mark.parametrize("reason", ["drain", "move"])
-def test_nodes_that_leave_in_good_order_are_told_from_failures(reason: str) -> None:
+def test_drained_and_moved_nodes_are_distinguished_from_failures(reason: str) -> None:
     """They must not be reported as "shrink" or "replace" without nodes."""
     events = [
         made("job_started"),
@@ -101,14 +101,14 @@ def test_nodes_that_leave_in_good_order_are_told_from_failures(reason: str) -> N
     assert (failed.cause, failed.action, failed.nodes) == ("replace", "replace", ("a",))
 
 
-def test_steps_undone_by_a_roll_back_do_not_count() -> None:
+def test_steps_undone_by_a_rollback_do_not_count() -> None:
     events = [*[step(n, float(n)) for n in (1, 2, 3)], made("rolled_back", 4.0, to_step=1)]
     events += [step(2, 5.0), step(3, 6.0)]
     assert [(e.step, e.time) for e in committed_steps(events)] == [(1, 1.0), (2, 5.0), (3, 6.0)]
     assert make_report(events).gaps == 0
 
 
-def test_a_loss_that_nobody_knows_is_no_number(tmp_path: Path) -> None:
+def test_an_unknown_loss_can_be_reported_and_plotted(tmp_path: Path) -> None:
     events = [made("job_started"), step(1, 1.0, loss=None), step(2, 2.0)]
     assert make_report(events).first_loss is None
     plot_events(events, tmp_path / "plot.png")
@@ -116,11 +116,11 @@ def test_a_loss_that_nobody_knows_is_no_number(tmp_path: Path) -> None:
     assert "loss -" in describe_with_time(step(1, 1.0, loss=None))
 
 
-def test_a_missing_step_is_seen() -> None:
+def test_a_missing_step_is_counted_as_a_gap() -> None:
     assert make_report([step(1, 1.0), step(3, 2.0)]).gaps == 1
 
 
-def test_the_picture_of_memory_has_who_left_joined_and_stayed_in_the_newest_move(tmp_path: Path) -> None:
+def test_the_memory_plot_shows_leaving_joining_and_remaining_nodes(tmp_path: Path) -> None:
     def held(node: str, role: str) -> MemoryOfNode:
         samples = tuple(MemorySample(ago_s=float(5 - at), memory=at << 20, sent=at) for at in range(5))
         return MemoryOfNode(node=node, role=role, peak=4 << 20, samples=samples)
@@ -140,7 +140,7 @@ def test_the_picture_of_memory_has_who_left_joined_and_stayed_in_the_newest_move
         plot_memory([made("job_started")], tmp_path / "plot.png")
 
 
-def test_the_legend_of_many_nodes_is_short() -> None:
+def test_the_legend_of_many_nodes_is_shortened() -> None:
     samples = tuple(MemorySample(ago_s=float(2 - at), memory=at << 20, sent=at) for at in range(2))
     nodes = tuple(MemoryOfNode(node=f"n{number}", role="joiner", peak=1, samples=samples) for number in range(50))
     figure = Figure()
@@ -150,7 +150,7 @@ def test_the_legend_of_many_nodes_is_short() -> None:
         assert names == [*(f"n{number} joins" for number in range(9)), "41 more nodes"]
 
 
-def test_each_line_of_the_picture_is_in_a_legend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_line_of_the_plot_is_in_a_legend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Figure] = []
     monkeypatch.setattr("holdfast.cli.history.report_plot.save_figure", lambda figure, *_: drawn.append(figure))
     started = made("generation_started", 0.5, members=("a", "b"), world_size=2)
@@ -180,7 +180,7 @@ RESUMED = [
 ]
 
 
-def test_the_lines_of_a_resumed_job_have_a_gap_at_the_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plot_lines_of_a_resumed_job_have_a_gap_at_the_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Figure] = []
     monkeypatch.setattr("holdfast.cli.history.report_plot.save_figure", lambda figure, *_: drawn.append(figure))
     plot_events(RESUMED, tmp_path / "plot.png")
@@ -195,7 +195,7 @@ def test_the_lines_of_a_resumed_job_have_a_gap_at_the_pause(tmp_path: Path, monk
             assert max(values) < 100.0, "the pause counts neither as a step's time nor in the throughput"
 
 
-def test_names_of_events_do_not_hide_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_event_labels_in_the_plot_do_not_overlap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Figure] = []
     monkeypatch.setattr("holdfast.cli.history.report_plot.save_figure", lambda figure, *_: drawn.append(figure))
     plot_events(RESUMED, tmp_path / "plot.png")
@@ -211,7 +211,7 @@ def test_names_of_events_do_not_hide_each_other(tmp_path: Path, monkeypatch: pyt
     assert max(box.x1 for box in boxes) <= figure.bbox.x1
 
 
-def test_nodes_of_the_same_role_have_their_own_colours() -> None:
+def test_nodes_with_the_same_role_have_different_colours() -> None:
     samples = tuple(MemorySample(ago_s=float(2 - at), memory=at << 20, sent=at) for at in range(2))
     roles = ("joiner", "joiner", "leaver", "leaver", "stayer", "stayer", "stayer")
     nodes = tuple(MemoryOfNode(node=f"n{at}", role=role, peak=1, samples=samples) for at, role in enumerate(roles))
@@ -221,7 +221,7 @@ def test_nodes_of_the_same_role_have_their_own_colours() -> None:
     assert len(set(colours)) == len(roles)
 
 
-def test_many_events_are_marked_without_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_events_are_marked_without_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Figure] = []
     monkeypatch.setattr("holdfast.cli.history.report_plot.save_figure", lambda figure, *_: drawn.append(figure))
     events: list[AnyEvent] = [made("job_started")]
@@ -248,13 +248,13 @@ def test_many_events_are_marked_without_names(tmp_path: Path, monkeypatch: pytes
         {"job": "$a_{"},
     ],
 )
-def test_odd_steps_can_be_drawn(fields: dict[str, Any], tmp_path: Path) -> None:
+def test_steps_with_extreme_or_missing_values_can_be_plotted(fields: dict[str, Any], tmp_path: Path) -> None:
     generation = made("generation_started", 0.5, members=(), world_size=0)
     plot_events([made("job_started"), generation, step(1, 1.0, **fields), step(2, 2.0, **fields)], tmp_path / "p.png")
     assert (tmp_path / "p.png").stat().st_size > 0
 
 
-def test_a_job_without_events_has_no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_of_a_job_without_events_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.cli.history.report.read_job_events", lambda *_: iter(()))
     result = CliRunner().invoke(app, ["report"])
     assert isinstance(result.exception, BadInputError)

@@ -58,12 +58,14 @@ def test_time_is_counted_as_down_idle_or_busy(spot: ModuleType) -> None:
     assert ours.at_most(0.01) == other.at_most(0.01) == pytest.approx(21.5 / (32 * 2 * 3 * 0.01))
 
 
-def test_a_run_in_which_every_step_was_disturbed_has_a_usual_one_too(spot: ModuleType) -> None:
+def test_a_run_with_only_disturbed_steps_has_a_usual_step_time(spot: ModuleType) -> None:
     lived = spot.account(events((1.0, 1), (6.0, 2), restart=False), 7.0)
     assert (lived.steps, lived.down) == (2, 0.0)
 
 
-def test_data_that_is_not_there_is_said(spot: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_data_directory_is_reported(
+    spot: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before, sys.argv = sys.argv, ["spot.py", "--data", str(tmp_path)]
     try:
         assert spot.main() == 2
@@ -72,7 +74,7 @@ def test_data_that_is_not_there_is_said(spot: ModuleType, tmp_path: Path, capsys
     assert "give --data DIR" in capsys.readouterr().err
 
 
-def test_single_failures_leave_half_of_the_nodes(spot: ModuleType, tmp_path: Path) -> None:
+def test_the_trace_of_single_failures_removes_half_of_the_nodes(spot: ModuleType, tmp_path: Path) -> None:
     lines = spot.single_failures(tmp_path).read_text().splitlines()
     gone = [line.split(",")[2] for line in lines if ",remove," in line]
     assert len(gone) == len(set(gone)) == 5

@@ -73,7 +73,7 @@ def drawn(found: JobPicture, *, on_ctrl_c: str = "", width: int = 120) -> str:
     return console.file.getvalue()
 
 
-def test_the_jobs_picture_follows_its_events() -> None:
+def test_the_live_view_state_follows_the_jobs_events() -> None:
     found = picture(STORY)
     assert (found.step, found.loss, found.world) == (2, 2.5, 1)
     assert found.rate.samples_per_s == pytest.approx(64.0)
@@ -103,7 +103,7 @@ def test_no_line_of_the_panel_wraps(width: int) -> None:
     assert len(drawn(found, width=width, on_ctrl_c="saves the job and ends it").splitlines()) <= 9
 
 
-def test_an_empty_picture_can_be_drawn() -> None:
+def test_a_live_view_without_events_can_be_drawn() -> None:
     assert "step 0" in drawn(JobPicture())
 
 

@@ -44,11 +44,11 @@ def spent(account: TimeAccount) -> dict[str, float]:
     return {str(cause): round(seconds, 9) for cause, seconds in account.seconds.items() if seconds}
 
 
-def test_a_start_waits_for_nodes_and_then_is_a_transition() -> None:
+def test_a_start_counts_as_waiting_and_then_as_transition() -> None:
     assert spent(after(begun(10)).account()) == {"waiting": 10.0, "transition": 2.0, "effective": 10.0}
 
 
-def test_a_failure_is_detection_transition_and_what_is_computed_again() -> None:
+def test_a_failure_costs_detection_transition_and_redone_time() -> None:
     failed = made("failure_detected", 22.75, node="b", after_s=0.25)
     events = [*begun(10), failed, generation(23.0, "failure", "acd"), step(11, 24.5, 3)]
     recovered = made(
@@ -66,7 +66,7 @@ def test_a_failure_is_detection_transition_and_what_is_computed_again() -> None:
     }
 
 
-def test_a_step_that_is_told_after_a_failure_was_before_it() -> None:
+def test_a_step_reported_late_counts_as_before_the_failure() -> None:
     """The silent node was last heard before a step that the others report only after the failure."""
     failed = made("failure_detected", 25.8, node="b", after_s=3.4)
     events = [*begun(10), failed, generation(25.9, "failure"), step(11, 23.0), step(12, 26.9)]
@@ -76,12 +76,12 @@ def test_a_step_that_is_told_after_a_failure_was_before_it() -> None:
     assert account["effective"] == 12.0
 
 
-def test_what_stood_before_anybody_knew_is_detection() -> None:
+def test_idle_time_before_a_failure_is_known_is_detection() -> None:
     events = [*begun(10), made("failure_detected", 142.0, node="b"), generation(142.0, "failure"), step(11, 143.0)]
     assert spent(after(events).account())["detection"] == 119.0
 
 
-def test_fewer_workers_and_late_ones_are_sub_healthy() -> None:
+def test_steps_that_are_late_or_have_fewer_workers_are_sub_healthy() -> None:
     fewer = [generation(22.0, "failure", "ab"), *(step(10 + number, 22.0 + 2 * number, 2) for number in range(1, 6))]
     assert spent(after([*begun(10), *fewer]).account())["sub_healthy"] == 5.0
     late = [*begun(10), step(11, 23.09), step(12, 24.59)]
@@ -93,18 +93,18 @@ def test_fewer_workers_and_late_ones_are_sub_healthy() -> None:
     }
 
 
-def test_a_pause_is_no_training_and_makes_no_step_late() -> None:
+def test_a_pause_is_not_training_time_and_makes_no_step_late() -> None:
     ledger = after([*begun(10), step(11, 26.0, paused_s=3.0, seq=11), step(12, 27.0)])
     assert spent(ledger.account()) == {"waiting": 10.0, "transition": 2.0, "effective": 12.0, "paused": 3.0}
     assert ledger.usual.full == STEP
 
 
-def test_a_pause_before_a_usual_step_is_known_is_none_of_it() -> None:
+def test_the_usual_step_time_excludes_pauses() -> None:
     events = [*begun(1), *(step(number, 10.0 + 3 * number, paused_s=2.0) for number in range(2, 6))]
     assert after(events).account().full_step_s == STEP
 
 
-def test_steps_after_a_roll_back_are_redone() -> None:
+def test_steps_repeated_after_a_rollback_count_as_redone() -> None:
     back = [made("rolled_back", 22.5, to_step=7, why="w"), generation(22.5, "rollback"), step(8, 24.0)]
     again = [*begun(10), *back, *(step(number, 16.0 + number) for number in range(9, 13))]
     account = after(again).account()
@@ -112,7 +112,7 @@ def test_steps_after_a_roll_back_are_redone() -> None:
     assert account.goodput == pytest.approx(12 / 28), "a repeated step counts once"
 
 
-def test_a_step_ends_the_wait_where_who_was_waited_for_came_back_to_a_later_coordinator_as_it_was() -> None:
+def test_a_step_ends_the_wait_if_a_node_rejoins_a_restarted_coordinator() -> None:
     lost = [made("failure_detected", 22.0, node="a"), made("job_waiting", 22.0, nodes=1)]
     back = [made("coordinator_restarted", 31.0), step(11, 32.0), *(step(number, 21.0 + number) for number in (12, 13))]
     ledger = after([*begun(10), *lost, *back])
@@ -120,7 +120,7 @@ def test_a_step_ends_the_wait_where_who_was_waited_for_came_back_to_a_later_coor
     assert ledger.settled()[Cause.WAITING] == 10.0 + 9.0
 
 
-def test_a_job_without_nodes_waits() -> None:
+def test_the_time_of_a_job_without_nodes_is_waiting() -> None:
     lost = [made("failure_detected", 22.2, node="a"), made("job_waiting", 22.3, nodes=1)]
     ledger = after([*begun(10), *lost])
     assert spent(ledger.account(100.0))["waiting"] == 10.0 + 77.7
@@ -130,7 +130,7 @@ def test_a_job_without_nodes_waits() -> None:
     assert spent(ledger.account())["waiting"] == 10.0 + 100.0
 
 
-def test_a_join_costs_what_is_beyond_a_usual_step() -> None:
+def test_a_join_or_rebalance_costs_the_time_beyond_a_usual_step() -> None:
     events = [*begun(10), joined("e", 21.0), generation(22.5, "join", "abcde"), step(11, 23.0), step(12, 24.5, 5)]
     grown = made("recovered", 24.5, action="grow", regroup_s=0.6, redo_s=0.9, down_s=1.5)
     # Five nodes take 0.8 s.
@@ -139,7 +139,7 @@ def test_a_join_costs_what_is_beyond_a_usual_step() -> None:
     assert spent(after([*events, moved]).account())["rebalance"] == pytest.approx(0.7)
 
 
-def test_checkpoints_are_taken_from_the_steps_that_they_hold_up() -> None:
+def test_checkpoint_stalls_are_subtracted_from_the_delayed_steps() -> None:
     saved = [*begun(10), made("checkpoint_saved", 22.1, step=9, save_s=5.0, stall_s=0.25), step(11, 23.0)]
     account = after([*saved, made("job_waiting", 23.0, nodes=1)]).account()
     assert (spent(account)["checkpoint"], spent(account)["effective"]) == (0.25, 10.75)
@@ -147,7 +147,7 @@ def test_checkpoints_are_taken_from_the_steps_that_they_hold_up() -> None:
     assert spent(after([*begun(10), *last]).account())["checkpoint"] == 3.5
 
 
-def test_steps_of_an_outage_are_steps() -> None:
+def test_steps_during_a_coordinator_outage_are_effective() -> None:
     """The coordinator is away from the tenth step on: it receives the missed steps first, and then sees later ones."""
     back = made("coordinator_restarted", 40.0)
     missed = [step(number, 12.0 + number) for number in range(11, 26)]
@@ -166,7 +166,7 @@ def test_steps_of_an_outage_are_steps() -> None:
     }
 
 
-def test_a_job_that_was_ended_and_taken_up_again_waited() -> None:
+def test_the_time_between_end_and_resume_of_a_job_is_waiting() -> None:
     again = [made("coordinator_restarted", 90_000.0), made("rolled_back", 90_001.0, to_step=10, why="w")]
     events = [*begun(10), *again, generation(90_001.0, "rollback"), step(11, 90_003.0)]
     assert spent(after(events).account()) == {
@@ -194,7 +194,7 @@ def test_the_time_of_lost_events_is_unknown() -> None:
     assert account.goodput == pytest.approx(41 / 62)
 
 
-def test_a_failure_of_a_node_that_trains_not_yet_disturbs_nobody() -> None:
+def test_a_failure_of_a_node_that_does_not_train_costs_no_time() -> None:
     events = [*begun(10), made("failure_detected", 22.5, node="x", after_s=3.0), step(11, 23.0), step(12, 24.0)]
     calm = after(events).account()
     later = [made("failure_detected", 24.5, node="b", after_s=0.5), generation(24.5, "failure"), step(13, 25.5)]
@@ -202,7 +202,7 @@ def test_a_failure_of_a_node_that_trains_not_yet_disturbs_nobody() -> None:
     assert spent(after([*events, *later]).account())["detection"] == 0.5
 
 
-def test_flop_mfu_and_node_hours() -> None:
+def test_flop_mfu_and_node_hours_are_computed() -> None:
     account = after([*begun(10, flop_per_sample=2.0, peak_flop_per_s=4.0), made("job_finished", 22.0)]).account(500.0)
     assert account.flop_delivered == 160.0
     assert account.mfu == pytest.approx(160.0 / (4.0 * 4 * 17.0)), "all accelerators count from their arrival"
@@ -213,7 +213,7 @@ def test_flop_mfu_and_node_hours() -> None:
     assert (unsaid.flop_delivered, unsaid.mfu) == (None, None)
 
 
-def test_nothing_is_known_of_a_job_that_has_not_begun() -> None:
+def test_the_account_of_a_job_without_events_is_empty() -> None:
     account = TimeLedger().account()
     assert (account.wall_s, account.ettr, account.goodput, account.full_step_s) == (0.0, 0.0, None, None)
 
@@ -238,7 +238,7 @@ _EVENTS = st.one_of(
 
 
 @given(st.lists(_EVENTS, max_size=40))
-def test_whatever_the_events_the_causes_add_up_and_counters_only_grow(events: list[AnyEvent]) -> None:
+def test_causes_add_up_to_the_wall_time_and_counters_never_decrease(events: list[AnyEvent]) -> None:
     ledger, before = TimeLedger(), dict.fromkeys(Cause, 0.0)
     for event in events:
         ledger.add_event(event)

@@ -71,7 +71,7 @@ def named(result: AuditResult) -> dict[int, FindingSubject]:
     return {finding.line: finding.about for finding in reversed(result.findings)}
 
 
-def test_a_job_with_all_kinds_of_failures_is_proven() -> None:
+def test_every_step_of_a_job_with_failures_is_proven() -> None:
     result = audit_lines(journal())
     assert result.sound, result.findings
     assert (result.outcome, result.steps, result.proven, result.unproven) == ("finished", 40, 40, 0)
@@ -81,7 +81,7 @@ def test_a_job_with_all_kinds_of_failures_is_proven() -> None:
 
 
 @given(data=st.data(), kind=st.sampled_from(["removed", "doubled", "swapped", "cut"]))
-def test_a_journal_that_is_cut_or_doubled_is_named_with_its_line(data: st.DataObject, kind: str) -> None:
+def test_removed_duplicated_swapped_and_cut_lines_are_reported(data: st.DataObject, kind: str) -> None:
     lines = list(journal())
     at = data.draw(st.integers(0, len(lines) - 2))
     if kind == "removed":
@@ -97,7 +97,7 @@ def test_a_journal_that_is_cut_or_doubled_is_named_with_its_line(data: st.DataOb
 
 
 @pytest.mark.parametrize("field", sorted(EDITS))
-def test_every_edit_is_named_with_its_line(field: str) -> None:
+def test_every_edited_field_is_reported_with_its_line(field: str) -> None:
     lines, edited = list(journal()), 0
     events = [json.loads(line) for line in lines]
     for at, event in enumerate(events):
@@ -120,14 +120,14 @@ def undone(at: int) -> bool:
     return next((kind for kind in kinds if kind in ("step_committed", "rolled_back")), "") == "rolled_back"
 
 
-def test_a_file_that_ends_in_the_middle_of_a_line_is_cut() -> None:
+def test_a_file_that_ends_within_a_line_is_reported_as_truncated() -> None:
     lines = list(journal())
     lines[-1] = lines[-1][:-1]
     (finding,) = audit_lines(lines).findings
     assert (finding.line, finding.about, finding.what) == (len(lines), FindingSubject.LINE, "it ends in the middle")
 
 
-def test_a_journal_without_its_last_lines_is_that_of_a_job_that_runs() -> None:
+def test_a_journal_without_its_last_lines_is_sound_and_running() -> None:
     end = next(at for at, line in enumerate(journal()) if b"job_finished" in line)
     result = audit_lines(journal()[: end - 1])
     assert result.sound
@@ -193,25 +193,25 @@ FIRST = made(
         ([STARTED, STARTED], FindingSubject.SEQUENCE),
     ],
 )
-def test_what_cannot_be(events: list[ev.AnyEvent], about: FindingSubject) -> None:
+def test_impossible_events_are_reported_with_their_subject(events: list[ev.AnyEvent], about: FindingSubject) -> None:
     result = audit_events(numbered(*events))
     assert about in {finding.about for finding in result.findings}
     assert result.findings[0].line in (len(events), len(events) - 1)
 
 
-def test_a_step_of_which_nobody_knows_v_is_unproven_and_no_finding() -> None:
+def test_a_step_without_sample_hashes_is_unproven_but_sound() -> None:
     result = audit_events(numbered(STARTED, FIRST, step(1), step(2, sample_hashes=None, loss=None), step(3)))
     assert result.sound
     assert (result.steps, result.proven, result.unproven) == (3, 2, 1)
 
 
-def test_a_journal_of_before_there_were_sums_is_unproven() -> None:
+def test_an_old_journal_without_sample_hashes_is_unproven_but_sound() -> None:
     before = msgspec.structs.replace(FIRST, seed=None, micro_batches=None)
     result = audit_events(numbered(STARTED, before, step(1, sample_hashes=None), step(2, sample_hashes=None)))
     assert (result.sound, result.proven, result.unproven) == (True, 0, 2)
 
 
-def test_a_job_that_resumes_from_a_checkpoint_of_before_goes_on_from_there() -> None:
+def test_a_journal_that_begins_with_a_resumed_checkpoint_is_sound() -> None:
     rolled = made("rolled_back", to_step=10)
     result = audit_events(
         numbered(STARTED, rolled, FIRST, step(11), step(12), made("rolled_back", generation=1, to_step=10))
@@ -220,7 +220,7 @@ def test_a_job_that_resumes_from_a_checkpoint_of_before_goes_on_from_there() -> 
     assert (result.steps, result.undone, result.proven) == (10, 2, 0)
 
 
-def test_a_failed_job_that_is_taken_up_again_goes_on() -> None:
+def test_a_journal_of_a_failed_and_resumed_job_is_sound() -> None:
     second = msgspec.structs.replace(FIRST, generation=2, term=2)
     again = made("coordinator_restarted", term=2)
     events = numbered(
@@ -247,7 +247,7 @@ def repaired(cut: int, **lies: Any) -> AuditResult:
 
 
 @pytest.mark.parametrize("cut", [2, 3, 6])
-def test_what_is_lost_is_counted_and_proves_nothing(cut: int) -> None:
+def test_lost_events_are_counted_and_their_steps_are_unproven(cut: int) -> None:
     result = repaired(cut)
     assert result.sound, result.findings
     assert (result.steps, result.lost_events, result.unproven) == (7, 8 - cut, 8 - cut)
@@ -265,13 +265,13 @@ def test_what_is_lost_is_counted_and_proves_nothing(cut: int) -> None:
         ({"to_seq": 20}, FindingSubject.SEQUENCE),
     ],
 )
-def test_a_repair_that_does_not_fit_is_found(lies: dict[str, Any], about: FindingSubject) -> None:
+def test_an_inconsistent_repair_event_is_reported(lies: dict[str, Any], about: FindingSubject) -> None:
     found = repaired(5, **lies)
     assert named(found)[6] in (about, *(finding.about for finding in found.findings if finding.line == 6))
     assert about in {finding.about for finding in found.findings if finding.line == 6}
 
 
-def test_a_killed_coordinator_may_not_have_announced_its_newest_checkpoint() -> None:
+def test_a_new_coordinator_may_resume_from_an_unannounced_checkpoint() -> None:
     """`kill -9` of the whole command came after step 3 was saved, and the next run starts there."""
     saved = made("checkpoint_saved", generation=1, step=1)
     again = made("coordinator_restarted", term=2)

@@ -68,7 +68,7 @@ STORY = numbered([*CALM, *BROKEN])
 FIRST = len(CALM) + 1
 
 
-def test_each_event_of_a_recovery_tells_all_of_it() -> None:
+def test_every_event_of_a_recovery_explains_the_whole_recovery() -> None:
     explanations = [explain(STORY, seq) for seq in range(FIRST, FIRST + 7) if seq != FIRST + 5]
     assert {(one.action, len(one.failures), len(one.rungs), one.over) for one in explanations} == {
         ("shrink", 2, 2, True)
@@ -91,7 +91,7 @@ def test_each_event_of_a_recovery_tells_all_of_it() -> None:
     }
 
 
-def test_a_recovery_under_way_says_so() -> None:
+def test_an_unfinished_recovery_is_explained_as_unfinished() -> None:
     found = explain(STORY[: FIRST + 2], FIRST)
     assert (found.over, found.action, found.phases) == (False, "", None)
     assert [rung.held for rung in found.rungs] == [False]
@@ -99,7 +99,7 @@ def test_a_recovery_under_way_says_so() -> None:
     assert sum(found.seconds.values()) == pytest.approx(2.0), "an unfinished recovery must count too"
 
 
-def test_a_step_is_measured_by_the_usual_one() -> None:
+def test_a_step_is_compared_with_the_usual_step_time() -> None:
     calm = explain(STORY, FIRST - 2)
     assert calm.why == "it took 1.00 times the usual step of 3 workers, 1.000 s"
     assert calm.seconds == {"effective": pytest.approx(1.0)}
@@ -107,7 +107,7 @@ def test_a_step_is_measured_by_the_usual_one() -> None:
     assert explain(late, len(late)).why.endswith("more than 1.1 times is late")
 
 
-def test_a_roll_back_says_what_had_no_live_copy_and_which_checkpoints_were_damaged() -> None:
+def test_a_rollback_is_explained_by_lost_state_and_damaged_checkpoints() -> None:
     back = [
         made("failure_detected", 10.5, node="a", kind="connection_lost", severity=1),
         made("job_waiting", 10.6, nodes=1, why="no node is left"),
@@ -130,7 +130,7 @@ def test_a_roll_back_says_what_had_no_live_copy_and_which_checkpoints_were_damag
     assert found.seconds["waiting"] == pytest.approx(9.4)
 
 
-def test_what_was_refused_says_what_was_wrong_with_it() -> None:
+def test_a_refused_step_is_explained_by_its_wrong_samples() -> None:
     found = made("corruption_found", 10.5, step=10, what="samples", detail="one counts twice")
     again = [generation(10.6, 2, "failure", decision="redo"), step(10, 12.0), made("recovered", 12.0, action="retry")]
     explanation = explain(numbered([*CALM, found, *again]), FIRST)
@@ -138,7 +138,7 @@ def test_what_was_refused_says_what_was_wrong_with_it() -> None:
     assert (explanation.action, [rung.held for rung in explanation.rungs]) == ("retry", [True])
 
 
-def test_workers_that_differ_are_explained_as_such() -> None:
+def test_workers_with_different_settings_are_explained() -> None:
     """The explanation must not read "the settings of step 10 were not what they must be"."""
     detail = "the settings of a differ from those of b (lr 0.1, not lr 0.2)"
     found = made("corruption_found", 10.5, step=10, what="settings", detail=detail)
@@ -147,7 +147,7 @@ def test_workers_that_differ_are_explained_as_such() -> None:
     assert explanation.why == f"workers differed before step 10: {detail}"
 
 
-def test_an_arrival_a_rebalance_and_a_start() -> None:
+def test_joins_rebalances_and_starts_are_explained() -> None:
     swap = [joined("d", 10.5), generation(10.9, 2, "join", "abcd"), step(10, 11.0), step(11, 12.5, world_size=4)]
     grown = numbered([*CALM, *swap, made("recovered", 12.5, action="grow", state_source="live", moved_bytes=9)])
     found = explain(grown, FIRST)
@@ -161,14 +161,14 @@ def test_an_arrival_a_rebalance_and_a_start() -> None:
     assert explain(stays, len(stays)).why == "it would not pay"
 
 
-def test_a_failure_that_took_no_member_along_is_a_story_of_its_own() -> None:
+def test_a_failure_without_loss_of_a_member_is_explained_separately() -> None:
     alone = [made("failure_detected", 10.2, node="x", kind="lease_expired", severity=1), step(10, 11.0)]
     events = numbered([*CALM, *alone, *BROKEN[:1], *BROKEN[1:]])
     assert [failure.node for failure in explain(events, FIRST).failures] == ["x"]
     assert [failure.node for failure in explain(events, FIRST + 2).failures] == ["a", "b"]
 
 
-def test_what_a_person_is_asked_for_is_explained_by_what_it_is_about() -> None:
+def test_a_requested_action_is_explained_by_its_cause() -> None:
     waiting = [made("failure_detected", 10.5, node="a", severity=1), made("job_waiting", 10.6, nodes=1, why="w")]
     asked = made("action_requested", 10.6, about="job_waiting", about_seq=FIRST + 1, why="w", command="c")
     events = numbered([*CALM, *waiting, asked])
@@ -176,7 +176,7 @@ def test_what_a_person_is_asked_for_is_explained_by_what_it_is_about() -> None:
     assert (found.event.seq, found.why, [failure.node for failure in found.failures]) == (FIRST + 2, "w", ["a"])
 
 
-def test_what_came_long_before_is_no_part_of_a_recovery() -> None:
+def test_events_before_the_failure_are_not_part_of_a_recovery() -> None:
     """An earlier restart, limit or spare node is not part of a recovery, which starts with its failure."""
     early = [made("coordinator_restarted", 9.95), made("limit_raised", 9.96), joined("x", 9.97)]
     steps = [step(number, 1.0 + number) for number in range(10, 20)]
@@ -190,12 +190,12 @@ def test_what_came_long_before_is_no_part_of_a_recovery() -> None:
     assert explain(events, len(CALM) + 1).failures == ()
 
 
-def test_an_event_that_there_is_not_is_bad_input() -> None:
+def test_an_unknown_event_number_is_bad_input() -> None:
     with pytest.raises(BadInputError, match="there is no event 999: the events are those up to"):
         explain(STORY, 999)
 
 
-def test_where_everybody_stood_belongs_to_the_failure_whether_it_is_told_before_it_or_after() -> None:
+def test_stack_dumps_belong_to_their_failure_in_any_order_of_events() -> None:
     stood = made("stacks_taken", 10.4, of_generation=1, suspects=("rank 1 on b",))
     failed = made("failure_detected", 10.5, generation=1, node="b", kind="hang", detector="statistics", severity=2)
     after = generation(10.6, 2, "failure", decision="redo")
