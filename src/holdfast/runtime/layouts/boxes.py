@@ -58,7 +58,9 @@ def find_box_like(
     tensor.
 
     Args:
-        cuts: for each dimension of that mesh, by its name there, the sharded axis; None: not sharded.
+        shape: of the whole tensor.
+        cuts: for each dimension of that mesh, in its order and by its name there: the tensor's dimension that it
+            shards, or None.
         like: the other tensor, a DTensor.
         place: this worker's position in its replica group.
     """

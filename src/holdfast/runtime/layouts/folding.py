@@ -34,8 +34,8 @@ class Reduction:
 
 
 def parse_reduction(op: Any, size: int) -> Reduction:
-    """Convert torch's `ReduceOp`, or one of its constants, for a group of `size`. A mean becomes a sum with a factor of
-    1 / size, and PREMUL_SUM a sum with its factor.
+    """Convert torch's `ReduceOp`, or one of its constants, for a group of `size`. AVG becomes a sum with the factor
+    1/size, and PREMUL_SUM a sum with its own factor; any other keeps its name, and is not checked.
     """
     # its constants are instances too, with another state
     state: tuple[Any, Any] = op.__getstate__() if type(op) is _ops else (op, None)

@@ -59,8 +59,8 @@ class ReplicaMesh:
                 "" for a dimension of size 1.
 
         Raises:
-            BadInputError: a dimension of the layout is out of order, repeated or unknown, or has the name of another
-                one.
+            BadInputError: `dimensions` is empty; a dimension of the layout is out of order, repeated or unknown; or a
+                dimension has the name of another one of the layout.
         """
         of_layout = [dimension for dimension in dimensions.values() if dimension]
         misnamed = any(name in DIMENSIONS and name != of for name, of in dimensions.items())
@@ -99,7 +99,8 @@ class ReplicaMesh:
             sever: break the old ones' connections; False if peers may still finish their last operation.
 
         Raises:
-            ValueError: the dimensions are others.
+            ValueError: the keys are not exactly these dimensions, or a communicator has another rank or size than its
+                group, or is in use there already.
         """
         if communicators.keys() != self.connected_ranks.keys():
             raise ValueError(f"got communicators for {sorted(communicators)}, expected {sorted(self.connected_ranks)}")
@@ -112,7 +113,9 @@ class ReplicaMesh:
             self.groups[dimension].retire_communicator(sever=sever)
 
     def close(self) -> None:
-        """Retire the communicators, and remove the groups from torch's tables."""
+        """Retire the communicators without breaking their connections, and remove all groups, also the default group,
+        from torch's tables.
+        """
         for group in (*self.groups.values(), self._single):
             group.retire_communicator(sever=False)
             unregister(group)

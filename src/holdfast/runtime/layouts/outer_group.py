@@ -68,7 +68,7 @@ class OuterWork(_Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        """Return whether it has ended; starts the next round if the present one is done. Never blocks.
+        """Return whether it has ended or was left; starts the next round if the present one is done. Never blocks.
 
         Raises:
             CollectiveLeftError: it failed now.
@@ -92,7 +92,10 @@ class OuterWork(_Work):
         return self._results
 
     def get_future(self) -> Any:
-        """Wait for the end, and return a completed future: gloo's threads must not call into Python."""
+        """Wait for the end, and return a completed future with the output tensors. Raises as `wait`.
+
+        It is completed here, because gloo's threads must not call into Python.
+        """
         self.wait()
         future = _Future()
         future.set_result(self._results)
@@ -195,8 +198,10 @@ class OuterGroup(_ProcessGroup):
 
     @contextmanager
     def discarding_left_work(self) -> Generator[None]:
-        """Return a context in which waiting for left work is allowed; first, make torch drop the left work that it
-        keeps by its results.
+        """Return a context in which `OuterWork.wait` returns False for collectives that were left, instead of raising
+        an error.
+
+        On entry, make torch drop the left collectives that it still keeps by their output tensors.
         """
         self.is_discarding = True
         try:
@@ -208,7 +213,9 @@ class OuterGroup(_ProcessGroup):
             self.is_discarding = False
 
     def on_work_ended(self, work: OuterWork) -> None:
-        """Remove a completed collective from those in progress."""
+        """Remove a completed collective from those in progress, so that later ones do not wait for it. The collective
+        itself calls this.
+        """
         self._under_way = [one for one in self._under_way if one is not work]
         if self._unfinished is work:
             self._unfinished = None
@@ -245,7 +252,12 @@ class OuterGroup(_ProcessGroup):
     def all_gather_single_coalesced(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> OuterWork:
-        """Start to gather several tensors at the same time, each as `all_gather_single`."""
+        """Start to gather several tensors at the same time: all ranks' `inputs[i]`, in rank order, into `outputs[i]`.
+        `opts` is ignored.
+
+        Raises:
+            CollectiveLeftError: no communicator is usable, or the collective was left at once.
+        """
         comm = self._require_communicator()
         each = [made.all_gather(comm, one, other) for one, other in zip(outputs, inputs, strict=True)]
         return self._start_work(made.run_together(each), outputs)
@@ -253,7 +265,11 @@ class OuterGroup(_ProcessGroup):
     def allgather(
         self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> OuterWork:
-        """Start to gather each input into a list of tensors, one for each rank."""
+        """Start to gather each input: `outputs[i][r]` receives `inputs[i]` of rank r. `opts` is ignored.
+
+        Raises:
+            CollectiveLeftError: no communicator is usable, or the collective was left at once.
+        """
         comm = self._require_communicator()
         each = [made.all_gather_lists(comm, one, other) for one, other in zip(outputs, inputs, strict=True)]
         return self._start_work(made.run_together(each), outputs)
@@ -272,7 +288,12 @@ class OuterGroup(_ProcessGroup):
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any
     ) -> OuterWork:
-        """Start to reduce and scatter several tensors at the same time, each as `reduce_scatter_single`."""
+        """Start to reduce and scatter several tensors at the same time: `outputs[i]` of rank r receives part r of all
+        ranks' `inputs[i]`, reduced by `opts.reduceOp`.
+
+        Raises:
+            CollectiveLeftError: no communicator is usable, or the collective was left at once.
+        """
         comm, reduction = self._require_communicator(), parse_reduction(opts.reduceOp, self.size())
         each = [made.reduce_scatter(comm, one, other, reduction) for one, other in zip(outputs, inputs, strict=True)]
         return self._start_work(made.run_together(each), outputs)
@@ -287,7 +308,12 @@ class OuterGroup(_ProcessGroup):
         return self.reduce_scatter_single_coalesced(outputs, joined, opts)
 
     def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> OuterWork:
-        """Start to reduce several tensors at the same time on all ranks, in place. Without options they are summed."""
+        """Start to reduce several tensors at the same time on all ranks, in place, by `opts.reduceOp`. Without options
+        they are summed.
+
+        Raises:
+            CollectiveLeftError: no communicator is usable, or the collective was left at once.
+        """
         comm = self._require_communicator()
         reduction = parse_reduction(opts.reduceOp if opts is not None else dist.ReduceOp.SUM, comm.size)
         each = [made.all_reduce(comm, one, reduction) for one in tensors]
@@ -335,8 +361,11 @@ class OuterGroup(_ProcessGroup):
         return self._start_work(made.gather(self._require_communicator(), into, inputs[0], opts.rootRank), into)
 
     def reduce(self, tensors: Sequence[torch.Tensor], opts: Any) -> OuterWork:
-        """Start to reduce several tensors at the same time on rank `opts.rootRank`, in place; other ranks' tensors stay
-        unchanged.
+        """Start to reduce several tensors at the same time by `opts.reduceOp` on rank `opts.rootRank`, in place; other
+        ranks' tensors stay unchanged.
+
+        Raises:
+            CollectiveLeftError: no communicator is usable, or the collective was left at once.
         """
         comm, reduction = self._require_communicator(), parse_reduction(opts.reduceOp, self.size())
         each = [made.reduce(comm, one, reduction, opts.rootRank) for one in tensors]

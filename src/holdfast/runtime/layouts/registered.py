@@ -54,8 +54,8 @@ def register(group: Any, ranks: Sequence[int]) -> None:
 
 
 def unregister(group: Any) -> None:
-    """Remove a group from torch's tables, also as the default group. Does nothing if the script destroyed all
-    groups.
+    """Remove a group from torch's tables, also as the default group. Do nothing if it is not in them, as after the
+    script destroyed all groups.
     """
     world = _c10d._world
     if group not in world.pg_map:

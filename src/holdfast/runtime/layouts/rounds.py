@@ -51,8 +51,13 @@ def all_gather_in_place(comm: Communicator, output: torch.Tensor, source: torch.
 
 
 def all_gather(comm: Communicator, output: torch.Tensor, source: torch.Tensor) -> Rounds:
-    """Gather all ranks' `source`, of one shape, into `output`, in rank order. If `source` is a part of `output`'s
-    memory, it is gathered in place.
+    """Gather all ranks' `source`, of one shape, in rank order. `output` is written at the end.
+
+    If `source` is part of the memory of a contiguous `output`, it is gathered in place; an interruption then leaves
+    `output` void.
+
+    Raises:
+        ValueError: see `all_gather_in_place`.
     """
     if output.untyped_storage().data_ptr() == source.untyped_storage().data_ptr() and output.is_contiguous():
         # The caller allocated the output for this collective (FSDP2). A copy would take as long as the exchange.
@@ -91,8 +96,8 @@ def reduce_scatter(comm: Communicator, output: torch.Tensor, source: torch.Tenso
 
 
 def all_reduce(comm: Communicator, tensor: torch.Tensor, reduction: Reduction) -> Rounds:
-    """Reduce all ranks' tensors in place on all ranks, in rank order: small ones in one exchange of everything, large
-    ones by a reduce-scatter and an all-gather.
+    """Reduce all ranks' tensors in place on all ranks, in rank order: small ones, and all between two ranks, in one
+    exchange of everything, large ones by a reduce-scatter and an all-gather.
     """
     line = _to_vector(tensor)
     if comm.size == 2:
@@ -127,10 +132,12 @@ def all_to_all(
     received: Sequence[int],
     sent: Sequence[int],
 ) -> Rounds:
-    """Send consecutive rows of `source` to each rank, and receive rows from each into `output`, in rank order.
+    """Send consecutive rows of `source` to each rank, and receive rows from each into `output`, in rank order. `output`
+    is written at the end.
 
     Args:
-        received, sent: rows for each rank; empty for equal parts.
+        received: rows from each rank; empty for equal parts of `output`.
+        sent: rows to each rank; empty for equal parts of `source`.
     """
     room = torch.empty(output.shape, dtype=output.dtype, device=output.device)
     rows = [
@@ -240,7 +247,11 @@ def _exchange(comm: Communicator, arriving: torch.Tensor, leaving: torch.Tensor)
 
 
 def _count_elements(tensor: torch.Tensor, rows: Sequence[int]) -> list[int]:
-    """Return how many elements of the `flatten`ed tensor these numbers of rows have."""
+    """Return, for each of these numbers of rows, how many elements of the `flatten`ed tensor they have; 0 if the tensor
+    has no rows.
+
+    They are bytes if `flatten` returns bytes.
+    """
     whole = flatten(tensor).numel()
     each = whole // len(tensor) if len(tensor) else 0
     return [number * each for number in rows]

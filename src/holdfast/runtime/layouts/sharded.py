@@ -95,8 +95,8 @@ def check_boxes(model: torch.nn.Module, place: ReplicaPosition) -> None:
 
 
 def _is_replica_mesh(mesh: Any, replica: ReplicaMesh) -> bool:
-    """Return whether all groups of a mesh are the replica's. If torch does not know them, return whether the mesh
-    equals the replica's along dimensions of the same names.
+    """Return whether all groups of a mesh are the replica's. If torch does not know one of the mesh's groups, return
+    whether the mesh equals the replica's along dimensions of the same names.
     """
     try:
         groups = mesh.get_all_groups()
@@ -111,7 +111,9 @@ def _is_replica_mesh(mesh: Any, replica: ReplicaMesh) -> bool:
 
 
 def _mesh_infos(module: FSDPModule) -> list[Any]:
-    """Return the meshes over which FSDP2 sharded each group of this module's parameters."""
+    """Return FSDP2's description of the mesh (`mesh_info`) over which it sharded each group of this module's
+    parameters; empty if the module has none of its own.
+    """
     untyped: Any = module
     state = untyped._get_fsdp_state()
     if hasattr(state, "_fsdp_param_groups"):
@@ -122,6 +124,7 @@ def _mesh_infos(module: FSDPModule) -> list[Any]:
 
 def _check_dimensions(model: torch.nn.Module, replica: ReplicaMesh) -> None:
     """Check that FSDP2 shards each module only along `shard` of the job's mesh, and replicates it along no dimension.
+    Groups of one rank are always allowed.
 
     Raises:
         BadInputError: a module is wrapped over another mesh or dimension. Along `tensor`, gradients of the same samples

@@ -35,7 +35,8 @@ def materialize(
         place: which part of the model this rank holds.
 
     Raises:
-        BadInputError: a parameter or a buffer got no value, or a sharded parameter only got a part.
+        BadInputError: a parameter or a buffer got no value, a sharded parameter only got a part, or an argument has
+            another type.
     """
     _check_arguments(model, initializers)
     _allocate(model, device)
@@ -69,7 +70,8 @@ def _check_arguments(model: object, initializers: Sequence[object]) -> None:
 
 
 def _allocate(model: Module, device: torch.device) -> None:
-    """Allocate memory for a model, and keep tied weights tied.
+    """Allocate memory on `device` for all parameters and buffers of a model, without initializing it, and keep tied
+    weights tied.
 
     `to_empty` makes a separate tensor for each place of a tied weight.
     """
@@ -94,13 +96,17 @@ def reset_parameters(module: Module) -> None:
 
 
 def _fill_module(module: Module, initializer: Initializer, filled: set[int], place: ReplicaPosition) -> None:
-    """Fill a module's own tensors by a function that sees whole ones, and keep this rank's part of each changed one.
+    """Call an initializer on a module whose own sharded parameters are whole meanwhile, and copy this rank's part of
+    each changed one back into the parameter.
+
+    Afterwards the module has its own parameters again, also if the initializer raised.
 
     Args:
-        filled: ids of the parameters and buffers with values; changed ones are added.
+        filled: ids of the parameters and buffers with values; the ones that the initializer wrote or replaced are
+            added.
 
     Raises:
-        BadInputError: a parameter was filled only in part.
+        BadInputError: a sharded or replaced parameter contains a NaN afterwards, so it was filled only in part.
     """
     untyped: Any = module
     held: dict[str, Parameter | None] = untyped._parameters
@@ -125,9 +131,10 @@ def _fill_module(module: Module, initializer: Initializer, filled: set[int], pla
 
 
 def _make_whole(parameter: Parameter) -> Parameter:
-    """Return a tensor for the whole of a sharded parameter. Other parameters are returned as they are.
+    """Return a new parameter with the whole shape of a sharded one. Its values are not gathered. Other parameters are
+    returned as they are.
 
-    Floating-point tensors are filled with NaN, to detect values that were not set.
+    Floating-point values are NaN, to detect values that were not set; others are 0.
     """
     if not is_dtensor(parameter):
         return parameter
@@ -139,10 +146,11 @@ def _make_whole(parameter: Parameter) -> Parameter:
 
 
 def _keep_local_part(name: str, parameter: Parameter, value: torch.Tensor, place: ReplicaPosition) -> None:
-    """Copy this rank's part of a whole `value` into a sharded parameter. Nothing if the value is the parameter itself.
+    """Copy this rank's part of a whole `value` into a sharded parameter, or all of it into another one. Do nothing if
+    the value is the parameter itself.
 
     Raises:
-        BadInputError: the value contains a NaN, so it was filled only in part.
+        BadInputError: the value contains a NaN, so it was filled only in part; or this rank's part is not a box.
     """
     if value is not parameter:
         if value.is_floating_point() and bool(value.isnan().any()):
