@@ -56,9 +56,8 @@ def as_loads(weight: Any) -> FloatArray:
 
 
 def sum_over_steps(weight: Any) -> Any:
-    """Return the sum over the steps of loads `(steps, L, E)`, in double precision, for a tensor as a tensor on the CPU.
-
-    Arrays with other numbers of dimensions are returned unchanged.
+    """Return the sum over the steps of loads `(steps, L, E)`, in double precision; a tensor's sum is detached and on
+    the CPU. Arrays with other dimensions are returned unchanged.
 
     Raises:
         BadInputError: `weight` is not an array of numbers, or has no steps.

@@ -87,7 +87,8 @@ class GroupReaper:
             return self._changed.wait_for(lambda: not self._entries, timeout=deadline_s)
 
     def close(self, deadline_s: float) -> bool:
-        """Destroy groups that end within the deadline, and end the thread. Return whether all groups are destroyed.
+        """Wait at most `deadline_s` seconds until all groups have ended and are destroyed, then end the thread. Return
+        whether all are destroyed. `linger_s` no longer counts.
 
         Other groups are never freed: freeing them at interpreter exit would block until their operations time out.
         """
@@ -147,7 +148,9 @@ class GroupReaper:
 
 
 def _trim_memory() -> None:
-    """Return freed memory to the system: the threads of each group leave holes, about 60 KB a group in the long run."""
+    """Return freed memory to the system, if the C library can: the threads of each group leave holes, about 60 KB a
+    group in the long run.
+    """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -97,7 +97,9 @@ class Pending:
             self._operation.sleep(seconds)
 
     def finish(self) -> str:
-        """Make the results of an operation that is `done` usable; return "", or the failure's message."""
+        """Make the results of an operation that is `done` usable; return "", or the failure's message. Drops the
+        operation and its tensors, so a second call returns "".
+        """
         operation, self._operation = self._operation, None
         self.tensors = ()
         if operation is None:
@@ -109,7 +111,9 @@ class Pending:
         return ""
 
     def detach(self) -> Pending:
-        """Return the operation as a new object, for the reaper. This object counts as failed from now on."""
+        """Return the operation, with its tensors, as a new object for the reaper. This object is `done` and counts as
+        failed from now on.
+        """
         taken = Pending(self.what, self._operation, self.tensors)
         self._operation, self.tensors = _Retired(), ()
         return taken

@@ -34,8 +34,8 @@ class _ConcurrentBuild(Generic[G]):
             threading.Thread(target=self._run, args=arguments, name=f"holdfast-{name}-{number}", daemon=True).start()
 
     def results(self) -> list[G]:
-        """Wait until all groups are built, and return them in order. If one failed, retire the others that are built,
-        and raise the first error.
+        """Wait until all groups are built, and return them in order. As soon as one fails, retire the groups that are
+        built, and raise the first error; the others are retired once they are built.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._failure is not None or None not in self._built)
@@ -47,8 +47,10 @@ class _ConcurrentBuild(Generic[G]):
         raise self._failure
 
     def _run(self, number: int, build: Callable[[], G]) -> None:
-        """Build one group and keep it. If another one has failed meanwhile, retire it; an exception of its own is kept
-        for `results`.
+        """Build one group, store it for `results`, and wake `results`. If another build has failed meanwhile, retire
+        the group instead.
+
+        An exception is not raised here: the first one of all builds is stored for `results`.
         """
         try:
             group = build()

@@ -46,9 +46,13 @@ def gather_bytes(comm: Communicator, mine: bytes, what: str) -> list[bytes]:
 
 def _gather_level(group: Communicator, mine: bytes, what: str) -> bytes:
     """Gather the frames that each member of a group has, sizes first, and return them all, in the members' order.
+    Waits.
 
     Args:
         mine: this member's frames.
+
+    Raises:
+        ValueError: all frames together exceed `MAX_GATHERED_BYTES`.
     """
     sizes = torch.empty(group.size, dtype=torch.int64, device=group.device)
     pending = group.start_all_gather(sizes, torch.tensor([len(mine)], dtype=torch.int64, device=group.device))
@@ -65,7 +69,12 @@ def _gather_level(group: Communicator, mine: bytes, what: str) -> bytes:
 
 
 def _send_to_non_owners(group: Communicator, owners: int, known: bytes, what: str) -> bytes:
-    """Send the frames from the group's first owner to members that own nothing; each rank returns the frames."""
+    """Return `known` of the group's rank 0: it is sent to the ranks from `owners` on, and the others have it already.
+    All ranks of the group call it; it waits for the end.
+
+    Raises:
+        ValueError: the size that was received is negative, or over `MAX_GATHERED_BYTES`.
+    """
     receives = group.rank >= owners
     sends = group.rank == 0
     length = torch.zeros(int(receives), dtype=torch.int64, device=group.device)
@@ -78,8 +87,15 @@ def _send_to_non_owners(group: Communicator, owners: int, known: bytes, what: st
 
 
 def _send(group: Communicator, owners: int, output: torch.Tensor, mine: torch.Tensor, each: int, what: str) -> None:
-    """Send parts of `each` elements of the first owner's `mine` to the members that own nothing, which receive into
-    `output`. Waits.
+    """Send consecutive parts of rank 0's `mine` to the ranks from `owners` on, each of which receives one into
+    `output`. All ranks of the group call it; it waits for the end.
+
+    Args:
+        owners: how many ranks, from 0 on, take part in the next level, and so have the data already.
+        output: empty on ranks that receive nothing.
+        mine: the parts in rank order; empty except on rank 0.
+        each: elements of a part; 0 except on rank 0.
+        what: the operation's name, for messages.
     """
     received = [output.numel()] + [0] * (group.size - 1)
     pending = group.start_all_to_all(output, mine, received, [0] * owners + [each] * (group.size - owners))
@@ -88,7 +104,7 @@ def _send(group: Communicator, owners: int, output: torch.Tensor, mine: torch.Te
 
 
 def _iter_frames(known: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the rank and the bytes of each frame."""
+    """Yield the rank and the content of each frame in `known`. A frame is a rank, a length, and this many bytes."""
     place = 0
     while place < len(known):
         rank, length = _FRAME.unpack_from(known, place)
@@ -98,7 +114,10 @@ def _iter_frames(known: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _check_sizes(sizes: list[int], what: str) -> list[int]:
-    """Return the sizes.
+    """Return the sizes unchanged.
+
+    Args:
+        what: the operation's name, for the message.
 
     Raises:
         ValueError: one is negative, or together they exceed `MAX_GATHERED_BYTES`.

@@ -115,11 +115,12 @@ def build_hierarchical(
     """Build all groups of a rank, one for each level and perhaps one of all ranks, at once, each in its own thread.
     Blocks.
 
-    If one group fails, its error is raised, and all other groups are retired.
+    If one group fails, its error is raised at once, and all other groups are retired, as soon as they are built.
 
     Args:
-        board: the generation's rendezvous, over which they are built.
-        build: builds one group; blocks.
+        build: builds one group from its name and its ranks; blocks.
+        board: the generation's rendezvous, over which they are built; it is told how many groups there are.
+        levels: the ranks of this rank's group on each level.
         any_to_any: whether a group of all ranks is needed too.
     """
     builds: list[tuple[str, Sequence[int]]] = [

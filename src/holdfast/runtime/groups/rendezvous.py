@@ -65,7 +65,7 @@ class Board:
 
     def post(self, key: str, value: bytes) -> None:
         """Publish a key of this worker: here at once, on the other members together with all announced keys, when the
-        last of them is posted.
+        last of them is posted. Without `expect_keys` it is sent at once.
 
         Raises:
             ValueError: the key or value, or the sum of all posted bytes, is over its limit.
@@ -101,7 +101,7 @@ class Board:
             self._changed.notify_all()
 
     def wait(self, keys: list[str], timeout_s: float) -> None:
-        """Wait until all keys have arrived.
+        """Wait until all keys have arrived. If they have, return at once, even after a halt.
 
         Raises:
             HaltedError: the generation was halted, or the board closed.
@@ -139,7 +139,7 @@ class Board:
             return self._values.pop(key, None) is not None
 
     def close(self) -> None:
-        """Interrupt every wait, now and from now on."""
+        """Interrupt every wait for keys that have not arrived, now and from now on: it raises HaltedError."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

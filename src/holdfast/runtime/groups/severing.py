@@ -90,7 +90,9 @@ def open_duplicate(handle: SocketHandle) -> Generator[socket.socket | None]:
 
 
 def _socket_of(descriptor: int, inode: int) -> socket.socket | None:
-    """Return the socket with this inode, which then owns the descriptor; None if the inode differs."""
+    """Return a socket object that owns the descriptor, and closes it with itself. Return None if the descriptor has
+    another inode than this, or cannot be used; it then stays open.
+    """
     try:
         return socket.socket(fileno=descriptor) if os.fstat(descriptor).st_ino == inode else None
     except OSError:
@@ -114,7 +116,12 @@ def _shut_down(handle: SocketHandle) -> bool:
 
 
 def _is_group_socket(candidate: socket.socket, exchanged: tuple[bytes, ...]) -> bool:
-    """Return whether a socket is connected, with one end at an address of the rendezvous."""
+    """Return whether a socket is connected, is not a listener, and has one end at an address that an exchanged value
+    contains.
+
+    Args:
+        exchanged: the values that members exchanged in the rendezvous; they contain addresses in C's form.
+    """
     try:
         if candidate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             return False
@@ -128,7 +135,12 @@ def _is_group_socket(candidate: socket.socket, exchanged: tuple[bytes, ...]) -> 
 
 
 def _pack_address(family: int, name: Any) -> bytes:
-    """Return the start of the C socket address: family, port, address; b"" for anything but TCP/IP."""
+    """Return the start of the C socket address: family, port (for IPv6 also the flow label), address. Return b"" for
+    anything but TCP/IP.
+
+    Args:
+        name: the address as `socket.getsockname` returns it.
+    """
     if family not in (socket.AF_INET, socket.AF_INET6):
         return b""
     host, port = str(name[0]), int(name[1])

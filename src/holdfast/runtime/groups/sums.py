@@ -80,7 +80,9 @@ def _add_rows(gathered: torch.Tensor) -> list[float]:
 
 
 def _send_to_non_owners(group: Communicator, owners: int, total: list[float], what: str) -> list[float]:
-    """Send the sums from the group's first owner to members that own nothing; each rank returns the sums."""
+    """Return `total` of the group's rank 0: it is sent to the ranks from `owners` on, and the others have it already.
+    All ranks of the group call it; it waits for the end.
+    """
     values = len(total)
     receives = group.rank >= owners
     sends = group.rank == 0

@@ -42,16 +42,21 @@ def build_communicator(
 ) -> Communicator:
     """Build the group of a generation, or of some of its members: on NCCL for CUDA tensors, else on gloo; flat, or by
     levels if there are many members. Without NCCL, CUDA tensors go through host memory. A single member needs no
-    connection. Blocks; errors as for `build_gloo`.
+    connection. Blocks.
 
     NCCL finds its own paths within and between nodes, so there all members form one group.
 
     Args:
+        rank: this worker's rank in the generation, also if only some `members` form the group.
         nodes: the node of each member.
         members, name: see `build_gloo`.
         any_to_any: whether any rank sends tokens or experts to any other.
         backend: the library that exchanges CUDA tensors; "gloo" stages them through host memory.
         flat_up_to, fan_out: see planning.levels.
+
+    Raises:
+        HaltedError: the generation was halted meanwhile.
+        PeerLostError: a member did not join, or was lost again.
     """
     if len(nodes) == 1:
         return LocalCommunicator(generation=generation, halt=halt)
@@ -87,8 +92,8 @@ def build_communicator(
 
 
 def uses_nccl(device: torch.device, backend: Backend) -> bool:
-    """Return whether NCCL exchanges the tensors of this device: never for the CPU, and with `AUTO` if torch has
-    NCCL.
+    """Return whether NCCL exchanges the tensors of this device: never for the CPU; for a GPU if `backend` is "nccl", or
+    if it is `AUTO` and torch has NCCL.
     """
     if device.type != "cuda":
         return False

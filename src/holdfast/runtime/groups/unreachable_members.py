@@ -24,13 +24,14 @@ def find_unreachable(
     connects: Callable[[str, int], bool] | None = None,
     now: Callable[[], float] = time.monotonic,
 ) -> tuple[str, ...]:
-    """Connect to the state ports of members on other nodes, and return the members for which that fails, in rank order.
+    """Connect to the state ports of members on other nodes, and return the workers of the members for which that fails,
+    in rank order.
 
-    No member is tried after `LONGEST_S`; these are left out. One worker of each node is tried first, starting from this
-    worker's rank, so that each member starts with different ones.
+    Members without a state port are left out, and members that are not tried within `LONGEST_S`. One worker of each
+    node is tried first, starting from this worker's rank, so that each member starts with different ones.
 
     Args:
-        worker: the worker that asks.
+        worker: the worker that asks; rank 0 is assumed for one outside the plan.
         connects: tries to connect to an address; None: opens a TCP connection and closes it.
         now: a clock, in seconds.
     """

@@ -201,6 +201,7 @@ def build_gloo(
 
     Args:
         board: the generation's rendezvous.
+        rank, size: this worker's rank among the members, and their number.
         name: the prefix of its keys there, if the generation has several groups.
         members: the members' ranks in the generation; None if it has all of them.
         host: the address to bind to, at which peers reach this worker.
@@ -240,6 +241,10 @@ def build_gloo(
 def _make_group(store: BoardStore, rank: int, size: int, host: str, timeout_s: float) -> Any:
     """Return a raw group, or the failure's message as a str: an exception would keep its sockets open. Blocks until all
     members are connected.
+
+    Args:
+        host: the address to bind to.
+        timeout_s: seconds to wait for the connections.
     """
     options = ProcessGroupGloo._Options()
     options._devices = [ProcessGroupGloo.create_device(hostname=host)]
@@ -252,7 +257,11 @@ def _make_group(store: BoardStore, rank: int, size: int, host: str, timeout_s: f
 
 
 def _warm_up(communicator: GlooCommunicator) -> None:
-    """Run one all-to-all and one all-gather, because a group's first operations are slow."""
+    """Run one all-to-all and one all-gather, because a group's first operations are slow. Blocks.
+
+    Raises:
+        HaltedError, PeerLostError: see `Communicator.wait`.
+    """
     size = communicator.size
     sent, received = torch.zeros(size), torch.empty(size)
     communicator.wait(communicator.start_all_to_all(received, sent))

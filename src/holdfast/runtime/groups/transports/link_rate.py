@@ -52,8 +52,10 @@ class LinkRate:
         self._looked_at = 0.0
 
     def measure(self, groups: Iterable[GroupSockets]) -> float | None:
-        """Return how fast data reached a peer since the last measurement, in bytes per second (median of the
-        connections). Return None if that was less than `MEASURE_S` ago, or too little was sent.
+        """Return how fast data reached peers since the last measurement, in bytes per second with data in flight
+        (median of the connections).
+
+        Return None at the first measurement, if the last one was less than `MEASURE_S` ago, or if too little was sent.
         """
         now = time.monotonic()
         if now - self._looked_at < MEASURE_S:
@@ -66,7 +68,7 @@ class LinkRate:
 
     def slow_down(self, groups: Iterable[GroupSockets], times: float) -> None:
         """Limit each connection to its mean rate so far, divided by `times`, from now on: fault injection. Connections
-        that are limited already, or have sent too little, are left alone.
+        that this object has limited already, or that have sent less than `LEAST_BYTES`, are left alone.
         """
         for inode, traffic, connection in _traffic(groups):
             rate = traffic.rate(SentBytes(0, 0.0))

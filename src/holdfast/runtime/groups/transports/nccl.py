@@ -79,7 +79,7 @@ class NcclCommunicator(GroupCommunicator):
 
     def prefers_reduce_scatter(self, input: torch.Tensor) -> bool:
         """Return whether a ring is faster for this tensor than one hop with all bytes: it has many hops, but sends only
-        a node's sum to other nodes.
+        a node's sum to other nodes. False for half precision, on one node, and with one rank per node.
 
         Of `b` bytes, a rank's all-to-all sends `b * (1 - 1/nodes)` to other nodes. The ring sends as many for the whole
         node, over all its ranks' links, and takes one hop per rank but one. Half precision never uses the ring, which
@@ -91,7 +91,11 @@ class NcclCommunicator(GroupCommunicator):
         return saved / ACROSS_BYTES_PER_S > (self.size - 1) * HOP_S
 
     def start_reduce_scatter(self, output: torch.Tensor, input: torch.Tensor) -> Pending:
-        """Start NCCL's own reduce-scatter, see `Communicator`; it has this communicator's timeout."""
+        """Start NCCL's own reduce-scatter, see `Communicator`; it has this communicator's timeout.
+
+        Raises:
+            HaltedError: the communicator is retired.
+        """
         options = dist.ReduceScatterOptions()
         options.timeout = self._timeout
         work = self._require_group()._reduce_scatter_base(output, input, options)
@@ -129,10 +133,16 @@ def build_nccl(
     members: Sequence[int] | None = None,
     name: str = "",
 ) -> NcclCommunicator:
-    """Build the group of a generation on NCCL. Arguments and errors are the same as for `build_gloo`.
+    """Build the group of a generation on NCCL, together with all its other members. Blocks. For the other arguments see
+    `build_gloo`.
 
     Args:
+        device: this worker's GPU.
         nodes: the number of nodes of the ranks.
+
+    Raises:
+        HaltedError: the generation was halted meanwhile; a group that was built is retired.
+        PeerLostError: the group could not be built.
     """
     from torch.distributed import ProcessGroupNCCL  # absent from builds of torch without CUDA
 

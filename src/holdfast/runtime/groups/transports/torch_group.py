@@ -53,7 +53,11 @@ class GroupCommunicator(Communicator, ABC):
         output_splits: Sequence[int] | None = None,
         input_splits: Sequence[int] | None = None,
     ) -> Pending:
-        """Start the group's all-to-all, see `Communicator`; it has this communicator's timeout."""
+        """Start the group's all-to-all, see `Communicator`; it has this communicator's timeout.
+
+        Raises:
+            HaltedError: the communicator is retired.
+        """
         options = dist.AllToAllOptions()
         options.timeout = self._timeout
         work = self._require_group().alltoall_base(
@@ -62,7 +66,11 @@ class GroupCommunicator(Communicator, ABC):
         return self._make_pending("all_to_all", [work], output, input)
 
     def start_all_gather(self, output: torch.Tensor, input: torch.Tensor) -> Pending:
-        """Start the group's all-gather, see `Communicator`; it has this communicator's timeout."""
+        """Start the group's all-gather, see `Communicator`; it has this communicator's timeout.
+
+        Raises:
+            HaltedError: the communicator is retired.
+        """
         options = AllgatherOptions()
         options.timeout = self._timeout
         work = self._require_group()._allgather_base(output, input, options)

@@ -55,7 +55,9 @@ class WaitThreads:
         self._idle = 0
 
     def wait_for(self, work: dist.Work) -> WaitedOperation:
-        """Wait for an operation in an idle thread, or in a new one if none is idle. Returns at once."""
+        """Return an operation that can be polled. An idle thread, or a new one if none is idle, waits for its end.
+        Never blocks.
+        """
         operation = WaitedOperation(work)
         with self._lock:
             if self._idle:
@@ -67,7 +69,7 @@ class WaitThreads:
         return operation
 
     def close(self) -> None:
-        """End every thread after its operation. No operation may be added afterwards."""
+        """End every thread after its operation. Returns at once. No operation may be added afterwards."""
         with self._lock:
             for _ in range(self._threads):
                 self._operations.put(None)

@@ -41,7 +41,8 @@ class TraceRouting:
             self._log_loads = np.log(loads)
 
     def assign(self, step: int, micro_batch: int, tokens: int) -> torch.Tensor:
-        """Draw the experts of each token, `(T, top_k)`, in proportion to the loads of the nearest recorded iteration.
+        """Draw the experts of each token, `(T, top_k)`, in proportion to the loads of the recorded iteration nearest to
+        `step` times the stride.
 
         They depend only on seed, step and micro-batch, and are all different within a row.
         """
