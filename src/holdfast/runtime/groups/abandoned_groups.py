@@ -82,7 +82,7 @@ class GroupReaper:
             self._changed.notify_all()
 
     def wait_empty(self, deadline_s: float) -> bool:
-        """Wait until everything is destroyed; return whether it is."""
+        """Wait until all groups are destroyed, at most `deadline_s` seconds; return whether they are."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._entries, timeout=deadline_s)
 

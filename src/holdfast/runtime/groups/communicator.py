@@ -184,7 +184,8 @@ class Communicator:
         output_splits: Sequence[int] | None = None,
         input_splits: Sequence[int] | None = None,
     ) -> Pending:
-        """Start to send part r of `input` to rank r, and to receive rank r's part as part r of `output`.
+        """Start to send part r of `input` to rank r, and to receive rank r's part as part r of `output`. The base
+        class, a world of one, copies at once.
 
         Args:
             output, input: contiguous, of the same dtype. They must not overlap, and stay untouched until `wait`
@@ -195,7 +196,8 @@ class Communicator:
         return Pending("all_to_all", None)
 
     def start_all_gather(self, output: torch.Tensor, input: torch.Tensor) -> Pending:
-        """Start to gather every rank's `input`, `(n,)`, into `output`, `(size * n,)`, in rank order.
+        """Start to gather every rank's `input`, `(n,)`, into `output`, `(size * n,)`, in rank order. The base class, a
+        world of one, copies at once.
 
         `input` may be this rank's own part of `output`.
         """

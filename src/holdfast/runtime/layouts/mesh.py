@@ -108,7 +108,12 @@ class ReplicaMesh:
             self.groups[dimension].swap(communicator, sever=sever)
 
     def retire_communicators(self, *, sever: bool = True) -> None:
-        """Retire the communicators. Collectives on the groups raise until the next `swap`."""
+        """Retire the communicators of dimensions larger than 1. Collectives on their groups raise until the next
+        `swap`.
+
+        Args:
+            sever: also break their connections.
+        """
         for dimension in self.connected_ranks:
             self.groups[dimension].retire_communicator(sever=sever)
 

@@ -64,7 +64,7 @@ class OuterWork(_Work):
         return self._left is None
 
     def synchronize(self) -> None:
-        """Wait for the end."""
+        """Wait for the end. Raises as `wait`."""
         self.wait()
 
     def is_completed(self) -> bool:
@@ -84,11 +84,11 @@ class OuterWork(_Work):
         return self._rounds is None and self._left is None
 
     def exception(self) -> CollectiveLeftError | None:
-        """Return why it was left."""
+        """Return why it was left; None if it was not."""
         return self._left
 
     def result(self) -> Any:
-        """Return its output tensors."""
+        """Return its output tensors; None after it was left."""
         return self._results
 
     def get_future(self) -> Any:

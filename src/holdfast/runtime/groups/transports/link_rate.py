@@ -38,7 +38,9 @@ class SentBytes:
     busy_s: float
 
     def rate(self, before: SentBytes) -> float | None:
-        """Return bytes per second since an earlier count; None if too little was sent."""
+        """Return bytes per second with data in flight since an earlier count; None if less than `LEAST_BYTES` were
+        sent.
+        """
         sent, busy_s = self.bytes - before.bytes, self.busy_s - before.busy_s
         return sent / busy_s if sent >= LEAST_BYTES and busy_s > 0.0 else None
 
