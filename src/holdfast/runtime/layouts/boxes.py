@@ -23,7 +23,8 @@ def find_box(name: str, tensor: torch.Tensor, place: ReplicaPosition) -> Box:
         place: this worker's position in its replica group.
 
     Raises:
-        BadInputError: the part is not a box.
+        BadInputError: the local part has another shape than a box of the job's layout, as after sharding over another
+            mesh.
     """
     box = Box.of_whole(tensor.shape)
     if not is_dtensor(tensor):

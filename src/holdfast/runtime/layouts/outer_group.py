@@ -416,7 +416,7 @@ class OuterGroup(_ProcessGroup):
         self, rounds: Rounds, results: Any, *, two_rounds: bool = False, in_order: bool = True
     ) -> OuterWork:
         """Start a collective, and return it. A collective with a second exchange that is still in progress is finished
-        first.
+        first, unless this one is not `in_order`.
 
         Args:
             rounds: the collective, from `rounds.py`.
@@ -426,7 +426,8 @@ class OuterGroup(_ProcessGroup):
             in_order: whether it has the same position in all ranks' order; point-to-point operations do not.
 
         Raises:
-            CollectiveLeftError: no communicator is usable, or it was left at once.
+            CollectiveLeftError: no communicator is usable, or this collective or the unfinished one was left at once.
+                Then all collectives of the group are left.
         """
         communicator = self._require_communicator()
         if in_order and self._unfinished is not None:

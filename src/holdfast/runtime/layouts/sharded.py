@@ -52,8 +52,8 @@ def check_spread(model: torch.nn.Module, replica: ReplicaMesh) -> None:
     """Check that a model is sharded completely over the job's mesh, except for experts, which must not be sharded.
 
     Raises:
-        BadInputError: a parameter is sharded over another mesh, or not along `shard` although it is trained; an expert
-            is sharded; or FSDP2 uses another dimension than `shard`.
+        BadInputError: a parameter is sharded over another mesh, or is trained but not sharded along `shard` although
+            that has several ranks; an expert is sharded; or FSDP2 uses another dimension than `shard`.
     """
     _check_dimensions(model, replica)
     experts = {id(weight) for weight in expert_parameters(model)}
