@@ -20,9 +20,9 @@ def moe_job(nodes: int = 3, shape: msg.ExpertShape = SHAPE, *, rebalance_every: 
     job = Job(nodes=nodes, spec=JobSpec(experts=ExpertSpec(rebalance_every=rebalance_every))).boot()
     for index in range(nodes):
         job.connect(hello(f"n{index}"))
-        job.say(attach(w(f"n{index}"), experts=shape))
+        job.deliver(attach(w(f"n{index}"), experts=shape))
     for index in range(nodes):
-        job.say(msg.Entered(worker=w(f"n{index}"), generation=1, applied=0))
+        job.deliver(msg.Entered(worker=w(f"n{index}"), generation=1, applied=0))
     return job
 
 

@@ -170,10 +170,10 @@ class Job:
         )
         record = self.records[-1] if self.records else None
         self.machine = Coordinator(config, tail or reduce(Position.after, self.events, Position()), record, ended)
-        self.take(self.machine.start(self.now, "url", 1, checkpoints))
+        self.record_output(self.machine.start(self.now, "url", 1, checkpoints))
         return self
 
-    def take(self, instructions: list[Instruction]) -> list[Instruction]:
+    def record_output(self, instructions: list[Instruction]) -> list[Instruction]:
         self.last, self._handed = instructions, []
         for instruction in instructions:
             if isinstance(instruction, Persist):
@@ -204,21 +204,21 @@ class Job:
 
     def feed(self, event: Input, after: float = 0.0) -> list[Instruction]:
         self.now += after
-        return self.take(self.machine.handle(event, self.now))
+        return self.record_output(self.machine.handle(event, self.now))
 
     def connect(self, message: msg.Hello) -> list[Instruction]:
         self._number += 1
         self.connections[message.node] = self._number
         return self.feed(Received(self._number, message))
 
-    def say(self, message: msg.WorkerMessage, after: float = 0.0) -> list[Instruction]:
-        return self.feed(self.heard(message), after)
+    def deliver(self, message: msg.WorkerMessage, after: float = 0.0) -> list[Instruction]:
+        return self.feed(self.received(message), after)
 
-    def heard(self, message: msg.WorkerMessage) -> Received:
+    def received(self, message: msg.WorkerMessage) -> Received:
         """Return the coordinator's input for a worker's message."""
         return Received(self.connections[msg.node_of(message.worker)], msg.FromWorker(message=message))
 
-    def tell(self, node: str, message: msg.AgentMessage) -> list[Instruction]:
+    def deliver_from(self, node: str, message: msg.AgentMessage) -> list[Instruction]:
         return self.feed(Received(self.connections[node], message))
 
     def lose(self, node: str) -> list[Instruction]:
@@ -232,14 +232,14 @@ class Job:
         self.boot()
         for index in range(self.nodes):
             self.connect(hello(f"n{index}"))
-            self.say(msgspec.structs.replace(attach(w(f"n{index}")), saves=saves, saves_in_time=in_time))
+            self.deliver(msgspec.structs.replace(attach(w(f"n{index}")), saves=saves, saves_in_time=in_time))
         for index in range(self.nodes):
-            self.say(msg.Entered(worker=w(f"n{index}"), generation=1, applied=0))
+            self.deliver(msg.Entered(worker=w(f"n{index}"), generation=1, applied=0))
         return self
 
     def step(self, step: int, *nodes: str, generation: int = 1) -> None:
         for node in nodes or tuple(f"n{index}" for index in range(self.nodes)):
-            self.say(applied(w(node), generation, step, world=len(nodes) or self.nodes))
+            self.deliver(applied(w(node), generation, step, world=len(nodes) or self.nodes))
 
     def join(self, *nodes: str, step: int, received: int = 0) -> tuple[str, ...]:
         """Swap to the pending plan, which adds these nodes, after a step; return all its nodes."""
@@ -249,12 +249,12 @@ class Job:
         assert {*pending.workers} == {*plan.workers, *map(w, nodes)}
         generation = pending.generation
         for worker in pending.workers:
-            self.say(msg.Prepared(worker=worker, generation=generation))
+            self.deliver(msg.Prepared(worker=worker, generation=generation))
         for worker in plan.workers:
-            self.say(applied(worker, plan.generation, step, commit(1.0, msg.Flag.SWAP)))
+            self.deliver(applied(worker, plan.generation, step, commit(1.0, msg.Flag.SWAP)))
         for worker in pending.workers:
             got = received if msg.node_of(worker) in nodes else 0
-            self.say(msg.Entered(worker=worker, generation=generation, applied=step, received_bytes=got))
+            self.deliver(msg.Entered(worker=worker, generation=generation, applied=step, received_bytes=got))
         return tuple(map(msg.node_of, pending.workers))
 
     def report(self, node: str, at: int | None, phase: msg.Phase = msg.Phase.COMPUTE, **fields: object) -> None:
@@ -262,7 +262,7 @@ class Job:
         stop = self.machine.context.interruption.stop
         assert stop is not None
         step = 1 if at is None else at + 1
-        self.say(
+        self.deliver(
             msg.Report(
                 worker=w(node), term=stop.term, generation=stop.generation, applied=at, step=step, phase=phase, **fields
             )  # pyright: ignore[reportArgumentType]
@@ -288,7 +288,7 @@ class Job:
     def last_events(self) -> list[ev.AnyEvent]:
         return [i.event for i in self.last if isinstance(i, Emit)]
 
-    def said(self, kind: type[O]) -> list[O]:
+    def emitted(self, kind: type[O]) -> list[O]:
         return [i.event for i in self.last if isinstance(i, Emit) and isinstance(i.event, kind)]
 
     @property

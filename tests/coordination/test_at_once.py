@@ -44,12 +44,12 @@ def a_story() -> Recording:
     job.report("n0", 2)
     job.report("n1", 2)
     for node in ("n0", "n1"):
-        job.say(msg.Entered(worker=w(node), generation=2, applied=2))
+        job.deliver(msg.Entered(worker=w(node), generation=2, applied=2))
     job.step(3, "n0", "n1", generation=2)
     job.connect(hello("n3"))
-    job.say(attach(w("n3")))
+    job.deliver(attach(w("n3")))
     for node in ("n0", "n1", "n3"):
-        job.say(msg.Prepared(worker=w(node), generation=3))
+        job.deliver(msg.Prepared(worker=w(node), generation=3))
     job.tick(0.5)
     return job
 

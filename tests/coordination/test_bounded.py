@@ -184,12 +184,12 @@ def test_the_oldest_evaluations_are_forgotten_beyond_the_limit() -> None:
     for k in range(60):
         names = [f"e{k}-{n}".ljust(60, "x") for n in range(15)]
         results = (kept, *(msg.EvaluationResult(name=name, step=1, samples=1, metrics={}) for name in names))
-        job.say(msg.EvaluationDone(worker=w("n2"), generation=1, results=results))
+        job.deliver(msg.EvaluationDone(worker=w("n2"), generation=1, results=results))
         forget(job)
     assert len(job.machine.record.evaluated) == limits.MAX_EVALUATIONS
     newer = msgspec.structs.replace(kept, step=1, name="again")
-    job.say(msg.EvaluationDone(worker=w("n2"), generation=1, results=(newer,)))
-    job.say(msg.EvaluationDone(worker=w("n1"), generation=1, results=(newer,)))
+    job.deliver(msg.EvaluationDone(worker=w("n2"), generation=1, results=(newer,)))
+    job.deliver(msg.EvaluationDone(worker=w("n1"), generation=1, results=(newer,)))
     assert [*job.machine.record.evaluated][-1] == "again"
     check(job)
 
@@ -219,7 +219,7 @@ def test_nodes_that_connect_and_leave_under_new_names_leave_tables_bounded(monke
         job.feed(Received(job._number, msgspec.structs.replace(hello("n3"), node=name, session=f"{k:08x}")))
         job.feed(Received(job._number + 1_000_000, msgspec.structs.replace(hello("n4"), node=name)))
         job.connections[name] = job._number
-        job.say(attach(w(name)))
+        job.deliver(attach(w(name)))
         job.feed(Disconnected(job._number))
         if k % 100 == 0:
             job.feed(Tick(), 0.1)

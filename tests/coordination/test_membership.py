@@ -101,8 +101,8 @@ def test_removing_a_node_returns_its_workers() -> None:
 @pytest.mark.parametrize("worker", ["n2/0/b", "n2/1/a", "n2/9999/a"])
 def test_a_node_with_more_workers_than_declared_is_expelled(worker: str) -> None:
     job = Job().start()
-    job.say(attach(worker))
-    assert [failure.node for failure in job.said(ev.FailureDetected)] == ["n2"]
+    job.deliver(attach(worker))
+    assert [failure.node for failure in job.emitted(ev.FailureDetected)] == ["n2"]
     assert job.machine.members.worker(worker) is None
 
 

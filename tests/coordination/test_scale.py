@@ -29,7 +29,7 @@ def costs(nodes: int) -> dict[str, int]:
     def each(name: str, make: Callable[[str], msg.WorkerMessage]) -> None:
         for index in range(nodes):
             worker = w(f"n{index}")
-            event = job.heard(make(worker))
+            event = job.received(make(worker))
             out[name] = calls(lambda event=event: tell(event, job.now))
             if index == half:
                 break
@@ -74,18 +74,18 @@ def test_applied_steps_in_heartbeats_are_cheap_and_committed_with_the_last() -> 
     cost = 0
     for index in range(16, 63):
         event = Received(job.connections[f"n{index}"], stands)
-        cost = calls(lambda event=event: job.take(job.machine.handle(event, job.now)))
+        cost = calls(lambda event=event: job.record_output(job.machine.handle(event, job.now)))
         assert not job.last
     assert cost < 40  # checking everything that may be due would take four times as many
-    job.tell("n63", stands)
-    assert [event.step for event in job.said(ev.StepCommitted)] == [1]
+    job.deliver_from("n63", stands)
+    assert [event.step for event in job.emitted(ev.StepCommitted)] == [1]
 
 
 def test_a_heartbeat_only_renews_the_lease() -> None:
     job = Job(nodes=2).start()
     for _ in range(4):
         job.tick(1.0)
-        assert job.tell("n0", msg.Heartbeat()) == []
+        assert job.deliver_from("n0", msg.Heartbeat()) == []
     assert list(job.machine.members.nodes) == ["n0"]
     assert job.feed(Received(99, msg.Heartbeat())) == []
 
@@ -96,12 +96,12 @@ def test_the_cost_of_a_probe_answer_is_independent_of_world_size() -> None:
     def cost(nodes: int) -> int:
         job = Job(nodes=nodes).start()
         late = ThreadActivity(worker=w("n0"), generation=1, step=1, activity=Activity.COMPUTE, for_s=1.0, limit_s=0.5)
-        job.tell("n0", msg.Late(stand=late))
+        job.deliver_from("n0", msg.Late(stand=late))
         (probe, *_) = job.sent(Probe)
         job.now += 2 * PATIENCE_S
-        answers = [job.heard(msg.Begun(worker=w(f"n{index}"), generation=1)) for index in range(nodes - 1)]
+        answers = [job.received(msg.Begun(worker=w(f"n{index}"), generation=1)) for index in range(nodes - 1)]
         told = [Received(event.connection, ProbeAnswer(number=probe.number, stands=())) for event in answers]
-        costs = [calls(lambda event=event: job.take(job.machine.handle(event, job.now))) for event in told]
+        costs = [calls(lambda event=event: job.record_output(job.machine.handle(event, job.now))) for event in told]
         assert all(type(one) is not Broadcast for one in job.last)
         return max(costs[1:])
 

@@ -13,7 +13,7 @@ from holdfast.protocol.messages.gpus import GpuFacts
 def test_a_failed_log_write_is_reported_once_per_node_and_file() -> None:
     job = Job(nodes=2).start()
     for node, file in (("n0", "a"), ("n0", "a"), ("n0", "b"), ("n1", "a")):
-        job.tell(node, OutputFailed(file=file, why="No space left on device"))
+        job.deliver_from(node, OutputFailed(file=file, why="No space left on device"))
     lost = [event for event in job.events if isinstance(event, ev.OutputLost)]
     assert [(event.node, event.file) for event in lost] == [("n0", "a"), ("n0", "b"), ("n1", "a")]
     assert {event.why for event in lost} == {"No space left on device"}
@@ -22,13 +22,13 @@ def test_a_failed_log_write_is_reported_once_per_node_and_file() -> None:
 def test_the_number_of_file_failures_reported_per_node_is_bounded() -> None:
     job = Job(nodes=2).start()
     for number in range(1000):
-        job.tell("n0", OutputFailed(file=f"{number}", why="full"))
+        job.deliver_from("n0", OutputFailed(file=f"{number}", why="full"))
     assert sum(isinstance(event, ev.OutputLost) for event in job.events) == 256
 
 
 def test_the_gpu_facts_reported_by_a_node_are_kept() -> None:
     job, hot = Job(nodes=2).start(), GpuFacts(index=0, temperature_c=90)
-    job.tell("n1", GpusRead(gpus=(hot,)))
+    job.deliver_from("n1", GpusRead(gpus=(hot,)))
     assert {name: node.gpus for name, node in job.machine.members.nodes.items()} == {"n0": (), "n1": (hot,)}
     assert [event for event in job.events if isinstance(event, ev.NodeLeft)] == []
 
@@ -36,5 +36,5 @@ def test_the_gpu_facts_reported_by_a_node_are_kept() -> None:
 def test_a_failed_file_of_the_coordinator_is_reported_without_a_node() -> None:
     job = Job(nodes=2).start()
     job.feed(FileFailed("events.jsonl", "full"))
-    (lost,) = job.said(ev.OutputLost)
+    (lost,) = job.emitted(ev.OutputLost)
     assert (lost.node, lost.file, lost.why) == ("", "events.jsonl", "full")

@@ -99,7 +99,7 @@ class Bench:
         self.machine.start()
         self.connect(term)
         for worker in self.workers:
-            self.say(attach(worker))
+            self.deliver(attach(worker))
 
     @property
     def workers(self) -> list[str]:
@@ -113,16 +113,16 @@ class Bench:
         """Connect or reconnect and receive a welcome; return the messages sent to the coordinator, Hello first."""
         self.machine.on_disconnected()
         out = self.machine.on_connected(self.now)
-        return messages_of([*out, *self.hear(welcome(term, committed, self.workers))])
+        return messages_of([*out, *self.receive(welcome(term, committed, self.workers))])
 
-    def hear(self, message: msg.CoordinatorMessage) -> list[AgentInstruction]:
+    def receive(self, message: msg.CoordinatorMessage) -> list[AgentInstruction]:
         return self.machine.on_message(message, self.now)
 
     def order(self, order: WorkerOrder, worker: str = "") -> list[AgentInstruction]:
         """Deliver an order for one worker."""
-        return self.hear(ToWorker(worker=worker or self.worker, order=order))
+        return self.receive(ToWorker(worker=worker or self.worker, order=order))
 
-    def say(self, *messages: WorkerMessage) -> None:
+    def deliver(self, *messages: WorkerMessage) -> None:
         for message in messages:
             assert messages_of(self.machine.on_worker_message(message, self.now)) == [FromWorker(message=message)]
 
@@ -201,14 +201,14 @@ def test_the_latest_message_of_each_kind_is_replayed_in_lifecycle_order() -> Non
     bench = Bench()
     a = bench.worker
     written = CheckpointWritten(worker=a, term=1, generation=1, step=2, name="n", seconds=0.1)
-    bench.say(
+    bench.deliver(
         Entered(worker=a, generation=1, applied=0),
         applied(a, 1),
         report(a, 2),
         Finished(worker=a, generation=2, step=1),
         written,
     )
-    bench.say(Entered(worker=a, generation=2, applied=1))
+    bench.deliver(Entered(worker=a, generation=2, applied=1))
     kept = bench.kept()
     (page,) = [message for message in kept if isinstance(message, AppliedSteps)]
     assert (page.workers, [step.step for step in page.steps]) == ({a: 1}, [1])
@@ -224,24 +224,24 @@ def test_the_latest_message_of_each_kind_is_replayed_in_lifecycle_order() -> Non
 
 def test_applied_steps_are_kept_until_they_are_committed() -> None:
     bench = Bench()
-    bench.say(*(applied(bench.worker, step) for step in range(1, 6)))
-    bench.hear(Committed(term=1, step=2))
+    bench.deliver(*(applied(bench.worker, step) for step in range(1, 6)))
+    bench.receive(Committed(term=1, step=2))
     assert bench.kept_steps() == [3, 4, 5]
     bench.connect(committed=4)
     assert bench.kept_steps() == [5]
-    bench.say(applied(bench.worker, 5))  # late
+    bench.deliver(applied(bench.worker, 5))  # late
     bench.connect(committed=5)
-    bench.say(applied(bench.worker, 5))  # too late: it is in the journal
+    bench.deliver(applied(bench.worker, 5))  # too late: it is in the journal
     assert bench.kept_steps() == []
 
 
 def test_steps_repeated_after_a_rollback_are_kept_again() -> None:
     """The journal had these steps before the rollback. If the coordinator dies now, it has not written the new ones."""
     bench = Bench()
-    bench.say(*(applied(bench.worker, step) for step in range(1, 11)))
-    bench.hear(Committed(term=1, step=10))
-    bench.say(Entered(worker=bench.worker, generation=2, applied=4))
-    bench.say(*(applied(bench.worker, step, generation=2) for step in range(5, 8)))
+    bench.deliver(*(applied(bench.worker, step) for step in range(1, 11)))
+    bench.receive(Committed(term=1, step=10))
+    bench.deliver(Entered(worker=bench.worker, generation=2, applied=4))
+    bench.deliver(*(applied(bench.worker, step, generation=2) for step in range(5, 8)))
     assert bench.kept_steps() == [5, 6, 7]
 
 
@@ -256,16 +256,16 @@ def test_messages_about_an_older_generation_are_dropped_when_a_newer_one_is_ente
         VoteRefused: VoteRefused(worker=a, generation=1, step=3, why="x"),
         Finished: Finished(worker=a, generation=1, step=3),
     }
-    bench.say(stale[kind])
+    bench.deliver(stale[kind])
     assert stale[kind] in bench.kept()
-    bench.say(Entered(worker=a, generation=2, applied=0))
+    bench.deliver(Entered(worker=a, generation=2, applied=0))
     assert stale[kind] not in bench.kept()
 
 
 def test_messages_about_the_entered_generation_are_kept() -> None:
     bench = Bench()
     fault = Complaint(worker=bench.worker, generation=2, detail="x")
-    bench.say(fault, Entered(worker=bench.worker, generation=2, applied=0))
+    bench.deliver(fault, Entered(worker=bench.worker, generation=2, applied=0))
     assert fault in bench.kept()
 
 
@@ -274,17 +274,17 @@ def test_a_complaint_about_a_pending_generation_keeps_that_about_the_current_one
     bench = Bench()
     broken = Complaint(worker=bench.worker, generation=2, detail="a peer is gone")
     pending = Complaint(worker=bench.worker, generation=3, detail="the group could not be built in time")
-    bench.say(Entered(worker=bench.worker, generation=2, applied=0), broken, pending)
+    bench.deliver(Entered(worker=bench.worker, generation=2, applied=0), broken, pending)
     assert [one for one in bench.kept() if isinstance(one, Complaint)] == [broken]
-    bench.say(Entered(worker=bench.worker, generation=3, applied=0), pending)
+    bench.deliver(Entered(worker=bench.worker, generation=3, applied=0), pending)
     assert [one for one in bench.kept() if isinstance(one, Complaint)] == [pending]
 
 
 def test_only_the_newest_complaint_about_pending_generations_is_kept() -> None:
     bench = Bench()
-    bench.say(Entered(worker=bench.worker, generation=2, applied=0))
+    bench.deliver(Entered(worker=bench.worker, generation=2, applied=0))
     older, newer = (Complaint(worker=bench.worker, generation=number, detail="too late") for number in (3, 4))
-    bench.say(older, newer)
+    bench.deliver(older, newer)
     assert [one for one in bench.kept() if isinstance(one, Complaint)] == [newer]
 
 
@@ -292,8 +292,8 @@ def test_a_step_applied_before_another_worker_enters_its_generation_is_kept() ->
     """The second worker's step may arrive before the first worker's entry, although that entry must come first."""
     bench = Bench(workers=2)
     first, second = bench.machine.workers
-    bench.say(Entered(worker=second, generation=2, applied=5), applied(second, 6, generation=2))
-    bench.say(Entered(worker=first, generation=2, applied=5))
+    bench.deliver(Entered(worker=second, generation=2, applied=5), applied(second, 6, generation=2))
+    bench.deliver(Entered(worker=first, generation=2, applied=5))
     (page,) = [message for message in bench.kept() if isinstance(message, AppliedSteps)]
     assert page.workers == {first: 5, second: 6}
     assert [step.step for step in page.steps] == [6]
@@ -310,7 +310,7 @@ def posted(bench: Bench, message: Post) -> list[AgentMessage]:
 def test_the_keys_of_a_node_are_sent_in_one_bundle_after_all_members_posted() -> None:
     bench = Bench(workers=3)
     a, b, c = bench.workers
-    bench.hear(begin_node(1, 1, a, b))
+    bench.receive(begin_node(1, 1, a, b))
     assert posted(bench, post(a, 1)) == []
     assert posted(bench, post(a, 1, "second")) == []
     assert posted(bench, post(c, 1)) == [], "the worker is not a member"
@@ -322,7 +322,7 @@ def test_the_bundle_waits_for_a_member_that_posts_no_key() -> None:
     """With NCCL, only rank 0 has a key: each other rank posts that it has none."""
     bench = Bench(workers=2)
     a, b = bench.workers
-    bench.hear(begin_node(1, 1, a, b))
+    bench.receive(begin_node(1, 1, a, b))
     assert posted(bench, post(a, 1, "id")) == []
     assert posted(bench, post(b, 1)) == [Posts(posts=(post(a, 1, "id"), post(b, 1)))]
 
@@ -330,8 +330,8 @@ def test_the_bundle_waits_for_a_member_that_posts_no_key() -> None:
 def test_keys_of_two_generations_do_not_mix() -> None:
     bench = Bench(workers=2)
     a, b = bench.workers
-    bench.hear(begin_node(1, 1, a, b))
-    bench.hear(prepare_node(1, 2, a, b, base=plan(1, 1, a, b)))
+    bench.receive(begin_node(1, 1, a, b))
+    bench.receive(prepare_node(1, 2, a, b, base=plan(1, 1, a, b)))
     assert posted(bench, post(a, 1)) == []
     assert posted(bench, post(b, 2)) == []
     assert posted(bench, post(b, 1)) == [Posts(posts=(post(a, 1), post(b, 1)))]
@@ -341,7 +341,7 @@ def test_keys_of_two_generations_do_not_mix() -> None:
 
 def test_a_bundle_that_is_larger_than_a_message_is_split() -> None:
     bench = Bench(workers=4)
-    bench.hear(begin_node(1, 1, *bench.workers))
+    bench.receive(begin_node(1, 1, *bench.workers))
     large = [post(worker, 1, "k", value=bytes(MAX_KEY_BYTES)) for worker in bench.workers]
     bundles = [bundle for message in large for bundle in posted(bench, message)]
     assert [message for bundle in bundles if isinstance(bundle, Posts) for message in bundle.posts] == large
@@ -352,7 +352,7 @@ def test_a_bundle_that_is_larger_than_a_message_is_split() -> None:
 def test_a_worker_that_posts_too_many_bytes_is_killed() -> None:
     bench = Bench()
     (worker,) = bench.workers
-    bench.hear(begin_node(1, 1, worker))
+    bench.receive(begin_node(1, 1, worker))
     large = post(worker, 1, "k", value=bytes(MAX_KEY_BYTES))
     assert posted(bench, large) == [Posts(posts=(large,))]
     (killed,) = bench.machine.on_worker_message(post(worker, 1, "l", value=bytes(MAX_KEY_BYTES)), bench.now)
@@ -363,17 +363,17 @@ def test_a_worker_that_posts_too_many_bytes_is_killed() -> None:
 def test_posted_keys_are_passed_to_the_members_of_their_generation() -> None:
     bench = Bench(workers=2)
     a, b = bench.workers
-    bench.hear(begin_node(1, 1, a))
-    bench.hear(prepare_node(1, 2, a, b, base=plan(1, 1, a)))
+    bench.receive(begin_node(1, 1, a))
+    bench.receive(prepare_node(1, 2, a, b, base=plan(1, 1, a)))
     for generation, members in ((1, (a,)), (2, (a, b))):
         bundle = Posted(generation=generation, keys={"k": b"v"})
-        assert bench.hear(bundle) == [SendToWorkers(members, bundle)]
-    assert bench.hear(Posted(generation=7, keys={})) == []
+        assert bench.receive(bundle) == [SendToWorkers(members, bundle)]
+    assert bench.receive(Posted(generation=7, keys={})) == []
 
 
 def test_rendezvous_keys_are_not_replayed() -> None:
     bench = Bench()
-    bench.hear(begin_node(1, 1, bench.worker))
+    bench.receive(begin_node(1, 1, bench.worker))
     bench.machine.on_worker_message(post(bench.worker, 1), bench.now)
     assert bench.kept() == [attach(bench.worker), Begun(worker=bench.worker, generation=1)]
 
@@ -381,14 +381,14 @@ def test_rendezvous_keys_are_not_replayed() -> None:
 def test_a_worker_that_was_sent_a_begin_is_no_longer_fresh() -> None:
     """A simulation with slow listeners found this: an expelled worker was accepted again as a fresh one."""
     bench = Bench()
-    bench.hear(begin_node(1, 3, bench.worker))
+    bench.receive(begin_node(1, 3, bench.worker))
     assert bench.kept() == [attach(bench.worker), Begun(worker=bench.worker, generation=3)]
 
 
 def test_only_the_end_of_a_dead_worker_is_replayed_until_its_successor_attaches() -> None:
     bench = Bench(workers=2)
     a, other = bench.workers
-    bench.say(Entered(worker=a, generation=1, applied=0), applied(a, 1))
+    bench.deliver(Entered(worker=a, generation=1, applied=0), applied(a, 1))
     out = bench.die(a)
     b = bench.workers[0]
     assert out == [SendToCoordinator(down(a)), StartWorker(b)]
@@ -398,7 +398,7 @@ def test_only_the_end_of_a_dead_worker_is_replayed_until_its_successor_attaches(
     assert isinstance(hello, Hello)
     assert hello.kept == (down(a), attach(other))
     assert rest == []
-    bench.say(attach(b))
+    bench.deliver(attach(b))
     hello, *rest = bench.connect()
     assert isinstance(hello, Hello)
     assert hello.kept in ((attach(b), attach(other)), (attach(other), attach(b)))
@@ -424,7 +424,7 @@ def test_all_messages_of_a_worker_that_left_its_loop_are_replayed_until_the_job_
     bench = Bench()
     left = bench.worker
     entered = Entered(worker=left, generation=1, applied=0)
-    bench.say(entered, applied(left, 1), applied(left, 2))
+    bench.deliver(entered, applied(left, 1), applied(left, 2))
     break_ = msgspec.structs.replace(down(left, EXIT_DONE), final=True)
     told = msgspec.structs.replace(break_, applied=2)
     assert bench.machine.on_worker_ended(break_, bench.now, clean=True) == [SendToCoordinator(told)]
@@ -438,13 +438,15 @@ def test_all_messages_of_a_worker_that_left_its_loop_are_replayed_until_the_job_
     (hello,) = bench.connect()
     assert isinstance(hello, Hello)
     assert hello.kept == (attach(left), entered, told)
-    assert bench.hear(EndNode(exit_code=EXIT_DONE, why="the job is done")) == [EndAgent(EXIT_DONE, "the job is done")]
+    assert bench.receive(EndNode(exit_code=EXIT_DONE, why="the job is done")) == [
+        EndAgent(EXIT_DONE, "the job is done")
+    ]
 
 
 def test_a_worker_that_left_its_loop_without_a_step_reports_its_entry_state() -> None:
     bench = Bench()
     left = bench.worker
-    bench.say(Entered(worker=left, generation=3, applied=7))
+    bench.deliver(Entered(worker=left, generation=3, applied=7))
     break_ = msgspec.structs.replace(down(left, EXIT_DONE), final=True)
     (told,) = messages_of(bench.machine.on_worker_ended(break_, bench.now, clean=True))
     assert isinstance(told, WorkerDown)
@@ -455,11 +457,11 @@ def test_a_step_applied_only_by_a_dead_worker_is_not_replayed() -> None:
     """The other workers repeat the step, perhaps with another result. That must not look like diverged replicas."""
     bench = Bench(workers=2)
     first, second = bench.workers
-    bench.say(applied(first, 1), applied(second, 1), applied(first, 2))
+    bench.deliver(applied(first, 1), applied(second, 1), applied(first, 2))
     bench.die(first)
     assert bench.kept_steps() == [1]
     bench.die(second)
-    bench.say(attach(bench.workers[0]), applied(bench.workers[0], 9))
+    bench.deliver(attach(bench.workers[0]), applied(bench.workers[0], 9))
     assert bench.kept_steps() == [9]
 
 
@@ -474,8 +476,8 @@ def test_messages_of_a_replaced_worker_are_ignored() -> None:
 def test_steps_of_a_long_outage_are_replayed_once_for_all_workers_in_pages() -> None:
     bench = Bench(workers=8)
     for step in range(1, 2001):
-        bench.say(*(applied(worker, step) for worker in bench.workers))
-    bench.say(report(bench.worker, 2))
+        bench.deliver(*(applied(worker, step) for worker in bench.workers))
+    bench.deliver(report(bench.worker, 2))
     hello, *rest = bench.connect()
     assert isinstance(hello, Hello)
     assert len(msgspec.msgpack.encode(hello)) < MAX_MESSAGE_BYTES // 4
@@ -491,9 +493,9 @@ def test_steps_undone_by_a_newer_generation_are_not_replayed() -> None:
     """This holds for both workers: the second one will also discard its steps."""
     bench = Bench(workers=2)
     for step in range(1, 9):
-        bench.say(*(applied(worker, step) for worker in bench.workers))
+        bench.deliver(*(applied(worker, step) for worker in bench.workers))
     first, second = bench.workers
-    bench.say(Entered(worker=first, generation=2, applied=4), applied(first, 5, generation=2))
+    bench.deliver(Entered(worker=first, generation=2, applied=4), applied(first, 5, generation=2))
     (page,) = [message for message in bench.kept() if isinstance(message, AppliedSteps)]
     assert [(step.step, step.generation) for step in page.steps] == [(1, 1), (2, 1), (3, 1), (4, 1), (5, 2)]
     assert page.workers == {first: 5, second: 4}
@@ -505,17 +507,17 @@ def test_no_uncommitted_step_of_a_live_worker_is_lost(story: list[tuple[str, int
     expected, committed = set[int](), 0
     for what, step in story:
         if what == "applied" and bench.worker:
-            bench.say(applied(bench.worker, step))
+            bench.deliver(applied(bench.worker, step))
             expected |= {step} if step > committed else set()
         elif what == "commit":
-            bench.hear(Committed(term=1, step=step))
+            bench.receive(Committed(term=1, step=step))
             committed = max(committed, step)
         elif what == "down" and bench.worker:
             bench.die()
             expected = set()
             if not bench.worker:
                 return
-            bench.say(attach(bench.worker))
+            bench.deliver(attach(bench.worker))
     assert {step for step in bench.kept_steps() if step > committed} == {step for step in expected if step > committed}
 
 
@@ -526,13 +528,13 @@ def test_an_older_coordinator_is_refused() -> None:
     bench = Bench(term=3)
     bench.machine.on_disconnected()
     bench.machine.on_connected(0.0)
-    (left,) = bench.hear(welcome(2, committed=100))
+    (left,) = bench.receive(welcome(2, committed=100))
     assert isinstance(left, Reconnect)
     assert bench.machine.committed == 0
     bench.connect(term=3)
-    bench.hear(Committed(term=2, step=100))
+    bench.receive(Committed(term=2, step=100))
     assert bench.machine.committed == 0
-    bench.hear(Committed(term=3, step=9))
+    bench.receive(Committed(term=3, step=9))
     assert (bench.machine.term, bench.machine.committed) == (3, 9)
 
 
@@ -551,113 +553,117 @@ def test_an_older_coordinator_is_refused() -> None:
 def test_orders_of_a_lower_term_are_refused(order: NodeOrder) -> None:
     current, newer = Bench(term=2), Bench(term=3)
     if isinstance(order, Arm | Void):  # these orders concern members of a pending plan
-        current.hear(prepare_node(2, 1, current.worker))
+        current.receive(prepare_node(2, 1, current.worker))
     if isinstance(order, Disarm):  # this order concerns members of the plan in force
-        current.hear(begin_node(2, 1, current.worker))
-    (passed,) = current.hear(order)
+        current.receive(begin_node(2, 1, current.worker))
+    (passed,) = current.receive(order)
     assert isinstance(passed, SendToWorkers)
     assert passed.workers == (current.worker,)
-    assert newer.hear(order) == []
-    assert newer.hear(JobDone()) == [SendToWorkers((newer.worker,), JobDone())]
+    assert newer.receive(order) == []
+    assert newer.receive(JobDone()) == [SendToWorkers((newer.worker,), JobDone())]
 
 
 def test_an_order_to_a_node_is_sent_to_the_workers_it_concerns() -> None:
     bench = Bench(workers=3)
     a, b, c = bench.workers
-    bench.hear(welcome(1, members=()))
+    bench.receive(welcome(1, members=()))
     stop = Stop(term=1, generation=1)
-    assert bench.hear(stop) == [], "the node is in no plan"
-    assert bench.hear(begin_node(1, 1, a)) == [SendToWorkers((a,), begin(1, 1, a))]
-    assert bench.hear(stop) == [SendToWorkers((a,), stop)]
+    assert bench.receive(stop) == [], "the node is in no plan"
+    assert bench.receive(begin_node(1, 1, a)) == [SendToWorkers((a,), begin(1, 1, a))]
+    assert bench.receive(stop) == [SendToWorkers((a,), stop)]
     arm, void = Arm(term=1, generation=2), Void(term=1, generation=2)
-    assert bench.hear(prepare_node(1, 2, a, b, base=plan(1, 1, a))) == [
+    assert bench.receive(prepare_node(1, 2, a, b, base=plan(1, 1, a))) == [
         SendToWorkers((a, b), Prepare(plan=plan(1, 2, a, b)))
     ]
-    assert bench.hear(arm) == [SendToWorkers((a, b), arm)]
+    assert bench.receive(arm) == [SendToWorkers((a, b), arm)]
     disarm = Disarm(term=1, generation=2)
-    assert bench.hear(disarm) == [SendToWorkers((a,), disarm)], "a joining worker knows no steps yet"
-    assert bench.hear(stop) == [SendToWorkers((a, b), stop)]
-    assert bench.hear(void) == [SendToWorkers((a, b), void)]
-    assert bench.hear(stop) == [SendToWorkers((a,), stop)], "a void plan has no members"
-    bench.hear(prepare_node(1, 3, a, b))
-    bench.hear(prepare_node(1, 4, a, b, c, base=plan(1, 3, a, b)))  # this implies that generation 3 is in force
-    bench.hear(Void(term=1, generation=4))
-    assert bench.hear(stop) == [SendToWorkers((a, b), stop)]
-    assert bench.hear(JobDone()) == [SendToWorkers((a, b, c), JobDone())]
+    assert bench.receive(disarm) == [SendToWorkers((a,), disarm)], "a joining worker knows no steps yet"
+    assert bench.receive(stop) == [SendToWorkers((a, b), stop)]
+    assert bench.receive(void) == [SendToWorkers((a, b), void)]
+    assert bench.receive(stop) == [SendToWorkers((a,), stop)], "a void plan has no members"
+    bench.receive(prepare_node(1, 3, a, b))
+    bench.receive(prepare_node(1, 4, a, b, c, base=plan(1, 3, a, b)))  # this implies that generation 3 is in force
+    bench.receive(Void(term=1, generation=4))
+    assert bench.receive(stop) == [SendToWorkers((a, b), stop)]
+    assert bench.receive(JobDone()) == [SendToWorkers((a, b, c), JobDone())]
 
 
 def test_a_welcome_names_the_members_of_the_node() -> None:
     bench = Bench(workers=2)
     a, b = bench.workers
-    bench.hear(begin_node(1, 1, a, b))
+    bench.receive(begin_node(1, 1, a, b))
     bench.machine.on_disconnected()
     bench.machine.on_connected(0.0)
-    bench.hear(welcome(1, members=(b,)))
-    assert bench.hear(Stop(term=1, generation=2)) == [SendToWorkers((b,), Stop(term=1, generation=2))]
+    bench.receive(welcome(1, members=(b,)))
+    assert bench.receive(Stop(term=1, generation=2)) == [SendToWorkers((b,), Stop(term=1, generation=2))]
 
 
 def test_a_new_coordinator_can_arm_or_void_a_plan_prepared_by_the_previous_one() -> None:
     """The Arm of a later coordinator reached no worker, so joining workers joined only after a stop."""
     bench = Bench(workers=2)
     a, b = bench.workers
-    bench.hear(begin_node(1, 1, a))
-    bench.hear(prepare_node(1, 2, a, b, base=plan(1, 1, a)))
+    bench.receive(begin_node(1, 1, a))
+    bench.receive(prepare_node(1, 2, a, b, base=plan(1, 1, a)))
     bench.machine.on_disconnected()
     bench.machine.on_connected(0.0)
-    bench.hear(welcome(2, members=(a,)))
+    bench.receive(welcome(2, members=(a,)))
     for order in (Arm(term=2, generation=2), Void(term=2, generation=2)):
-        assert bench.hear(order) == [SendToWorkers((a, b), order)]
+        assert bench.receive(order) == [SendToWorkers((a, b), order)]
 
 
 def test_a_delta_to_an_unknown_plan_is_requested_and_later_orders_wait() -> None:
     bench = Bench()
     a, gone = bench.worker, "n9/0/ab"
     before, stop = plan(1, 4, a, gone), Stop(term=1, generation=5)
-    assert bench.hear(begin_node(1, 5, a, base=before)) == [SendToCoordinator(AskPlan(generation=5))]
-    assert bench.hear(stop) == []
-    assert bench.hear(begin_node(1, 5, a)) == [SendToWorkers((a,), begin(1, 5, a)), SendToWorkers((a,), stop)]
-    assert bench.hear(begin_node(1, 6, a, gone, base=plan(1, 5, a))) == [SendToWorkers((a,), begin(1, 6, a, gone))]
+    assert bench.receive(begin_node(1, 5, a, base=before)) == [SendToCoordinator(AskPlan(generation=5))]
+    assert bench.receive(stop) == []
+    assert bench.receive(begin_node(1, 5, a)) == [SendToWorkers((a,), begin(1, 5, a)), SendToWorkers((a,), stop)]
+    assert bench.receive(begin_node(1, 6, a, gone, base=plan(1, 5, a))) == [SendToWorkers((a,), begin(1, 6, a, gone))]
 
 
 def test_a_delta_to_a_different_plan_with_the_same_number_is_requested() -> None:
     """The coordinator died after it had sent one plan, and its successor made another plan with that number."""
     bench = Bench()
     a = bench.worker
-    bench.hear(begin_node(1, 4, a))
-    assert bench.hear(begin_node(1, 5, a, base=plan(1, 4, a, "n9/0/ab"))) == [SendToCoordinator(AskPlan(generation=5))]
+    bench.receive(begin_node(1, 4, a))
+    assert bench.receive(begin_node(1, 5, a, base=plan(1, 4, a, "n9/0/ab"))) == [
+        SendToCoordinator(AskPlan(generation=5))
+    ]
 
 
 def test_a_plan_delta_with_a_wrong_digest_makes_the_agent_request_the_plan() -> None:
     bench = Bench()
     wrong = msgspec.structs.replace(change_of(plan(1, 5, bench.worker), None), digest=bytes(16))
-    assert bench.hear(BeginNode(plan=wrong, decision=REDO, shares=None)) == [SendToCoordinator(AskPlan(generation=5))]
-    assert bench.hear(JobDone()) == [SendToWorkers((bench.worker,), JobDone())], "this message concerns no plan"
+    assert bench.receive(BeginNode(plan=wrong, decision=REDO, shares=None)) == [
+        SendToCoordinator(AskPlan(generation=5))
+    ]
+    assert bench.receive(JobDone()) == [SendToWorkers((bench.worker,), JobDone())], "this message concerns no plan"
 
 
 def test_orders_do_not_wait_for_a_requested_plan_that_is_void() -> None:
     bench = Bench()
     a = bench.worker
-    bench.hear(begin_node(1, 1, a))
+    bench.receive(begin_node(1, 1, a))
     unknown = plan(1, 7, a)
-    assert bench.hear(prepare_node(1, 8, a, base=unknown)) == [SendToCoordinator(AskPlan(generation=8))]
+    assert bench.receive(prepare_node(1, 8, a, base=unknown)) == [SendToCoordinator(AskPlan(generation=8))]
     stop = Stop(term=1, generation=8)
-    assert bench.hear(Void(term=1, generation=8)) == []
-    assert bench.hear(stop) == [SendToWorkers((a,), stop)]
+    assert bench.receive(Void(term=1, generation=8)) == []
+    assert bench.receive(stop) == [SendToWorkers((a,), stop)]
 
 
 def test_a_newer_plan_replaces_a_requested_one() -> None:
     bench = Bench()
     a = bench.worker
-    bench.hear(begin_node(1, 5, a, base=plan(1, 4, a)))
-    bench.hear(Stop(term=1, generation=5))
-    assert bench.hear(begin_node(1, 6, a)) == [SendToWorkers((a,), begin(1, 6, a))]
+    bench.receive(begin_node(1, 5, a, base=plan(1, 4, a)))
+    bench.receive(Stop(term=1, generation=5))
+    assert bench.receive(begin_node(1, 6, a)) == [SendToWorkers((a,), begin(1, 6, a))]
 
 
 def test_a_worker_that_has_not_attached_is_sent_no_order() -> None:
     bench = Bench(workers=2)
     a, b = bench.workers
     bench.die(b)
-    assert bench.hear(JobDone()) == [SendToWorkers((a,), JobDone())]
+    assert bench.receive(JobDone()) == [SendToWorkers((a,), JobDone())]
     assert bench.workers[1], "its successor starts, and receives the order when it attaches"
     assert isinstance(bench.order(JobDone(), bench.workers[1])[0], SendToWorkers)
 
@@ -676,8 +682,8 @@ def test_orders_before_the_welcome_or_for_lost_workers_are_dropped() -> None:
 def test_an_expelled_node_reconnects_with_fresh_workers_and_a_new_session() -> None:
     bench = Bench(workers=2)
     old, session = bench.workers, bench.machine.session
-    bench.say(applied(old[0], 1))
-    out = bench.hear(Refused(why="too late", exit_code=EXIT_FAILED, retry=True))
+    bench.deliver(applied(old[0], 1))
+    out = bench.receive(Refused(why="too late", exit_code=EXIT_FAILED, retry=True))
     assert out[:2] == [StartWorker(worker) for worker in bench.workers]
     assert isinstance(out[2], Reconnect)
     assert out[2].blame
@@ -689,15 +695,15 @@ def test_an_expelled_node_reconnects_with_fresh_workers_and_a_new_session() -> N
 
 
 def test_a_refusal_that_only_requires_fresh_workers_carries_no_blame() -> None:
-    out = Bench().hear(Refused(why="all are started again", exit_code=EXIT_DONE, retry=True))
+    out = Bench().receive(Refused(why="all are started again", exit_code=EXIT_DONE, retry=True))
     assert [i.blame for i in out if isinstance(i, Reconnect)] == [False]
 
 
 def test_a_permanent_refusal_and_an_end_order_end_the_agent() -> None:
-    assert Bench().hear(Refused(why="another script", exit_code=2)) == [EndAgent(2, "another script")]
+    assert Bench().receive(Refused(why="another script", exit_code=2)) == [EndAgent(2, "another script")]
     bench = Bench()
-    assert bench.hear(EndNode(exit_code=2, why="x", alone=True)) == [EndAgent(2, "x", alone=True)]
-    assert bench.hear(EndNode(exit_code=1, why="y")) == []  # the node ends only once
+    assert bench.receive(EndNode(exit_code=2, why="x", alone=True)) == [EndAgent(2, "x", alone=True)]
+    assert bench.receive(EndNode(exit_code=1, why="y")) == []  # the node ends only once
     assert bench.machine.tick(1000.0, set()) == []
 
 
@@ -705,7 +711,7 @@ def test_after_the_job_is_done_the_agent_waits_until_its_scripts_end() -> None:
     bench = Bench(workers=2)
     for worker in bench.workers:
         bench.order(JobDone(), worker)
-    assert bench.hear(EndNode(exit_code=EXIT_DONE, why="done")) == []
+    assert bench.receive(EndNode(exit_code=EXIT_DONE, why="done")) == []
     first, second = bench.workers
     assert bench.die(first, 4) == []
     assert bench.die(second, 0, clean=True) == [SendToCoordinator(Leave(reason="finished")), EndAgent(TAIL_FAILED)]
@@ -732,13 +738,13 @@ def test_a_node_leaves_after_too_many_worker_failures() -> None:
     assert isinstance(told, SendToCoordinator)
     why = "node node-0: its workers have failed 6 times in 300 s: code -9"
     assert leave == SendToCoordinator(Leave(reason="exhausted", detail=why))
-    assert bench.hear(EndNode(exit_code=EXIT_FAILED, why=why)) == [EndAgent(EXIT_FAILED, why)]
+    assert bench.receive(EndNode(exit_code=EXIT_FAILED, why=why)) == [EndAgent(EXIT_FAILED, why)]
 
 
 def end_hung(bench: Bench, *, on_trial: bool) -> str:
     """End the worker because it hangs; return its name."""
     old, why = bench.worker, "late"
-    assert bench.hear(EndHung(worker=old, why=why, on_trial=on_trial)) == [KillHung(old, why)]
+    assert bench.receive(EndHung(worker=old, why=why, on_trial=on_trial)) == [KillHung(old, why)]
     hung = msgspec.structs.replace(down(old), kind=FailureKind.HANG)
     assert isinstance(bench.machine.on_worker_ended(hung, bench.now, clean=False)[-1], StartWorker)
     return old
@@ -749,12 +755,12 @@ def test_a_worker_killed_on_trial_counts_as_a_restart_after_the_verdict() -> Non
     bench = Bench()
     ended = [end_hung(bench, on_trial=True) for _ in range(2 * MAX_RESTARTS)]
     for worker in ended[:MAX_RESTARTS]:
-        assert bench.hear(CountHang(worker=worker, why="late")) == []
+        assert bench.receive(CountHang(worker=worker, why="late")) == []
         bench.now += 2.0
-    (leave,) = bench.hear(CountHang(worker=ended[-1], why="late"))
+    (leave,) = bench.receive(CountHang(worker=ended[-1], why="late"))
     why = "node node-0: its workers have failed 6 times in 300 s: late"
     assert leave == SendToCoordinator(Leave(reason="exhausted", detail=why))
-    assert bench.hear(CountHang(worker=ended[-2], why="late")) == []
+    assert bench.receive(CountHang(worker=ended[-2], why="late")) == []
 
 
 def test_a_worker_killed_without_a_trial_or_that_dies_counts_at_once() -> None:
@@ -762,7 +768,7 @@ def test_a_worker_killed_without_a_trial_or_that_dies_counts_at_once() -> None:
     for _ in range(MAX_RESTARTS - 1):
         end_hung(bench, on_trial=False)
         bench.now += 2.0
-    bench.hear(EndHung(worker=bench.worker, why="late", on_trial=True))
+    bench.receive(EndHung(worker=bench.worker, why="late", on_trial=True))
     assert isinstance(bench.die()[-1], StartWorker)
     assert left(bench.die()) == "exhausted"
 
@@ -775,7 +781,7 @@ def test_a_leaving_node_repeats_its_leave_and_starts_no_worker() -> None:
     leave = bench.machine.on_worker_ended(died, bench.now, clean=False)[-1]
     assert isinstance(leave, SendToCoordinator)
     assert isinstance(leave.message, Leave)
-    *_, reconnect = bench.hear(Refused(why="come again", exit_code=EXIT_FAILED, retry=True))
+    *_, reconnect = bench.receive(Refused(why="come again", exit_code=EXIT_FAILED, retry=True))
     assert isinstance(reconnect, Reconnect)
     assert bench.connect()[-1] == leave.message
     assert bench.die(second) == [SendToCoordinator(down(second))]
@@ -786,11 +792,11 @@ def test_an_expelled_leaving_node_no_longer_reports_its_workers() -> None:
     """Its workers had been in a generation, so the node was refused repeatedly and could never say why it left."""
     bench = Bench(workers=2)
     first, second = bench.workers
-    bench.hear(begin_node(1, 5, first, second))
+    bench.receive(begin_node(1, 5, first, second))
     bench.machine.on_worker_ended(
         msgspec.structs.replace(down(first), detail="uncorrectable ECC error"), 0.0, clean=False
     )
-    killed, reconnect = bench.hear(Refused(why="expelled", exit_code=EXIT_FAILED, retry=True))
+    killed, reconnect = bench.receive(Refused(why="expelled", exit_code=EXIT_FAILED, retry=True))
     assert isinstance(killed, KillHung)
     assert killed.worker == second
     assert isinstance(reconnect, Reconnect)
@@ -838,26 +844,26 @@ def raised(worker: str, detail: str = "ValueError: oops") -> Raised:
 def test_a_script_error_is_replayed_until_its_worker_is_replaced() -> None:
     bench = Bench()
     old = bench.worker
-    bench.say(raised(old))
+    bench.deliver(raised(old))
     assert [type(kept) for kept in bench.kept()] == [Attach, Raised]
-    assert bench.hear(Replace(worker=old)) == [StartWorker(bench.worker)]
+    assert bench.receive(Replace(worker=old)) == [StartWorker(bench.worker)]
     assert bench.worker != old
-    assert bench.hear(Replace(worker=old)) == [], "the message is sent twice"
-    bench.say(attach(bench.worker))
-    assert bench.hear(Replace(worker=bench.worker)) == [], "this worker has not raised"
+    assert bench.receive(Replace(worker=old)) == [], "the message is sent twice"
+    bench.deliver(attach(bench.worker))
+    assert bench.receive(Replace(worker=bench.worker)) == [], "this worker has not raised"
     assert [type(kept) for kept in bench.kept()] == [Attach]
 
 
 def test_script_errors_count_as_restarts_and_may_be_hardware_faults() -> None:
     bench, broken = Bench(), Bench()
     for _ in range(MAX_RESTARTS):
-        bench.say(raised(bench.worker))
-        assert isinstance(bench.hear(Replace(worker=bench.worker))[-1], StartWorker)
-        bench.say(attach(bench.worker))
-    bench.say(raised(bench.worker))
-    assert left(bench.hear(Replace(worker=bench.worker))) == "exhausted"
-    broken.say(raised(broken.worker, "CUDA error: uncorrectable ECC error encountered"))
-    assert left(broken.hear(Replace(worker=broken.worker))) == "quarantined"
+        bench.deliver(raised(bench.worker))
+        assert isinstance(bench.receive(Replace(worker=bench.worker))[-1], StartWorker)
+        bench.deliver(attach(bench.worker))
+    bench.deliver(raised(bench.worker))
+    assert left(bench.receive(Replace(worker=bench.worker))) == "exhausted"
+    broken.deliver(raised(broken.worker, "CUDA error: uncorrectable ECC error encountered"))
+    assert left(broken.receive(Replace(worker=broken.worker))) == "quarantined"
 
 
 def test_the_welcome_sets_the_restart_limit_and_the_failure_rules() -> None:
@@ -867,7 +873,7 @@ def test_the_welcome_sets_the_restart_limit_and_the_failure_rules() -> None:
     for bench, changes, reason in told:
         bench.machine.on_disconnected()
         bench.machine.on_connected(bench.now)
-        bench.hear(msgspec.structs.replace(welcome(1), **changes))
+        bench.receive(msgspec.structs.replace(welcome(1), **changes))
         assert left(bench.die()) == reason
 
 
@@ -886,7 +892,7 @@ def test_a_worker_that_is_stopped_for_longer_than_a_lease_is_killed() -> None:
 def test_an_agent_that_just_sent_a_message_sends_no_heartbeat() -> None:
     bench = Bench()
     bench.now = 10.0
-    bench.say(applied(bench.worker, 1))
+    bench.deliver(applied(bench.worker, 1))
     assert bench.machine.tick(10.04, set()) == []
     assert bench.machine.tick(10.06, set()) == [SendToCoordinator(Heartbeat())]
     bench.machine.on_disconnected()

@@ -185,7 +185,7 @@ def test_a_replayed_swap_flag_does_not_apply_to_the_pending_generation() -> None
     job.records.append(msgspec.structs.replace(record, pending=pending, generation=2))
     job.boot(Position(seq=len(job.events), step=1))
     job.connect(hello("n0", life(w("n0")), term=1))
-    job.say(applied(w("n0"), 1, 1, commit(1.0, msg.Flag.SWAP)))
+    job.deliver(applied(w("n0"), 1, 1, commit(1.0, msg.Flag.SWAP)))
     assert job.machine.record.pending == pending
 
 

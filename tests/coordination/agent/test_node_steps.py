@@ -27,8 +27,8 @@ class Bench:
         self.workers = self.machine.workers
         self.connect()
         for worker in self.workers:
-            self.say(attach(worker))
-            self.say(msg.Entered(worker=worker, generation=1, applied=0))
+            self.deliver(attach(worker))
+            self.deliver(msg.Entered(worker=worker, generation=1, applied=0))
 
     def connect(self) -> list[msg.AgentMessage]:
         self.machine.on_disconnected()
@@ -36,14 +36,14 @@ class Bench:
         welcome = msg.Welcome(term=1, lease_s=3.0, heartbeat_s=BEAT_S, committed=0, members=self.workers)
         return messages_of([*out, *self.machine.on_message(welcome, self.now)])
 
-    def say(self, message: msg.WorkerMessage) -> list[msg.AgentMessage]:
+    def deliver(self, message: msg.WorkerMessage) -> list[msg.AgentMessage]:
         return messages_of(self.machine.on_worker_message(message, self.now))
 
     def apply(self, step: int, *indices: int, generation: int = 1, **fields: object) -> list[msg.AgentMessage]:
         """Make workers apply a step; return the messages that the coordinator receives."""
         out: list[msg.AgentMessage] = []
         for index in indices or range(len(self.workers)):
-            out += self.say(applied(self.workers[index], step, generation, **fields))
+            out += self.deliver(applied(self.workers[index], step, generation, **fields))
         return out
 
     def beat(self) -> list[msg.AgentMessage]:
@@ -53,7 +53,7 @@ class Bench:
     def report(self, index: int = 0, applied: int = 0) -> list[int]:
         """Make a worker report; return the steps that are sent to the coordinator before the report."""
         worker, phase = self.workers[index], msg.Phase.COMPUTE
-        *pages, last = self.say(
+        *pages, last = self.deliver(
             msg.Report(worker=worker, term=1, generation=1, applied=applied, step=applied + 1, phase=phase)
         )
         assert isinstance(last, msg.FromWorker)
@@ -84,7 +84,7 @@ def test_only_the_step_of_a_witness_is_sent_at_once() -> None:
     bench = Bench()
     assert bench.apply(1) == []
     witness = applied(bench.workers[0], 2, witness=True)
-    assert bench.say(witness) == [msg.FromWorker(message=witness)]
+    assert bench.deliver(witness) == [msg.FromWorker(message=witness)]
 
 
 def test_a_heartbeat_reports_one_applied_step_for_all_workers_or_one_for_each() -> None:
@@ -146,7 +146,7 @@ def test_a_repeated_step_is_reported_again() -> None:
     bench.apply(1)
     bench.apply(2)
     assert bench.report(applied=2) == [1, 2]
-    bench.say(msg.Entered(worker=bench.workers[0], generation=2, applied=1))
+    bench.deliver(msg.Entered(worker=bench.workers[0], generation=2, applied=1))
     assert bench.beat() == [msg.Heartbeat()]
     bench.apply(2, generation=2)
     assert bench.beat() == [msg.Heartbeat(generation=2, applied=(2,))]
@@ -167,8 +167,8 @@ def test_steps_received_with_a_state_are_kept_as_if_applied_locally() -> None:
     bench = Bench(1)
     passed = tuple(msg.PassedStep(step=step, commit=commit(float(step)), generation=1, world=4) for step in (1, 2, 3))
     bench.machine.on_message(msg.Committed(term=1, step=1), bench.now)
-    assert bench.say(msg.ReceivedSteps(worker=bench.workers[0], passed=passed)) == []
-    bench.say(msg.Entered(worker=bench.workers[0], generation=2, applied=3))
+    assert bench.deliver(msg.ReceivedSteps(worker=bench.workers[0], passed=passed)) == []
+    bench.deliver(msg.Entered(worker=bench.workers[0], generation=2, applied=3))
     bench.apply(4, generation=2)
     (page,) = bench.machine.on_worker_message(
         msg.Report(worker=bench.workers[0], term=1, generation=2, applied=4, step=5, phase=msg.Phase.COMPUTE), 0.0
@@ -189,8 +189,8 @@ def test_committed_steps_repeated_after_a_rollback_are_kept_after_a_reconnection
     bench.machine.on_message(msg.Committed(term=1, step=2), bench.now)
     bench.connect()
     passed = msg.PassedStep(step=1, commit=commit(1.0), generation=4, world=1)
-    bench.say(msg.ReceivedSteps(worker=bench.workers[0], passed=(passed,)))
-    bench.say(msg.Entered(worker=bench.workers[0], generation=5, applied=1))
+    bench.deliver(msg.ReceivedSteps(worker=bench.workers[0], passed=(passed,)))
+    bench.deliver(msg.Entered(worker=bench.workers[0], generation=5, applied=1))
     bench.apply(2, generation=5)
     (hello,) = bench.connect()
     assert isinstance(hello, msg.Hello)
@@ -202,10 +202,10 @@ def test_steps_repeated_without_this_node_are_kept_on_the_same_connection() -> N
     bench = Bench(1)
     bench.machine.on_message(msg.Committed(term=1, step=2), bench.now)
     passed = msg.PassedStep(step=1, commit=commit(7.0), generation=4, world=1)
-    bench.say(msg.ReceivedSteps(worker=bench.workers[0], passed=(passed,)))
-    bench.say(msg.Entered(worker=bench.workers[0], generation=5, applied=1))
+    bench.deliver(msg.ReceivedSteps(worker=bench.workers[0], passed=(passed,)))
+    bench.deliver(msg.Entered(worker=bench.workers[0], generation=5, applied=1))
     bench.apply(2, generation=5)
-    page = bench.say(
+    page = bench.deliver(
         msg.Report(worker=bench.workers[0], term=1, generation=5, applied=2, step=3, phase=msg.Phase.COMPUTE)
     )[0]
     assert isinstance(page, msg.AppliedSteps)

@@ -35,9 +35,9 @@ def test_a_new_coordinator_is_sent_warmed_before_begun() -> None:
     bench.order(msg.Warm(term=1))
     assert bench.kept() == [attach(bench.worker)]
     warmed = msg.Warmed(worker=bench.worker, seconds=2.0)
-    bench.say(warmed)
+    bench.deliver(warmed)
     assert bench.kept() == [attach(bench.worker), warmed]
-    bench.hear(begin_node(1, 1, bench.worker))
+    bench.receive(begin_node(1, 1, bench.worker))
     assert bench.kept() == [attach(bench.worker), warmed, msg.Begun(worker=bench.worker, generation=1)]
 
 
@@ -63,7 +63,7 @@ def test_failed_warm_ups_do_not_count_as_restarts() -> None:
     for _ in range(20):
         bench.order(msg.Warm(term=1))
         assert isinstance(bench.machine.on_worker_ended(down(bench.worker), bench.now, clean=False)[-1], StartWorker)
-        bench.say(attach(bench.worker))
+        bench.deliver(attach(bench.worker))
 
 
 @pytest.mark.parametrize("heard", ["warmed", "begun"])
@@ -71,9 +71,9 @@ def test_the_end_of_a_warm_or_training_worker_is_reported_unchanged(heard: str) 
     bench = Bench()
     bench.order(msg.Warm(term=1))
     if heard == "warmed":
-        bench.say(msg.Warmed(worker=bench.worker, seconds=2.0))
+        bench.deliver(msg.Warmed(worker=bench.worker, seconds=2.0))
     else:
-        bench.hear(begin_node(1, 1, bench.worker))
+        bench.receive(begin_node(1, 1, bench.worker))
     before = bench.worker
     assert messages_of(bench.die(exit_code=EXIT_BAD_INPUT)) == [down(before, EXIT_BAD_INPUT)]
 
@@ -81,6 +81,6 @@ def test_the_end_of_a_warm_or_training_worker_is_reported_unchanged(heard: str) 
 def test_a_warm_worker_that_is_stopped_for_longer_than_a_lease_is_killed() -> None:
     bench = Bench()
     bench.order(msg.Warm(term=1))
-    bench.say(msg.Warmed(worker=bench.worker, seconds=2.0))
+    bench.deliver(msg.Warmed(worker=bench.worker, seconds=2.0))
     assert KillHung(bench.worker, STOPPED) not in bench.machine.tick(1.0, {bench.worker})
     assert KillHung(bench.worker, STOPPED) in bench.machine.tick(2.1, {bench.worker})

@@ -413,15 +413,15 @@ def test_the_layout_changes_before_all_workers_of_a_node_have_joined(before: Lay
     def comes(index: int) -> list[AgentInstruction]:
         return node.machine.on_worker_message(JoinUnit(worker=node.workers[index], layouts=LISTED), node.now)
 
-    def told(layout: Layout) -> list[AgentInstruction]:
+    def connect(layout: Layout) -> list[AgentInstruction]:
         node.machine.on_connected(node.now)
         welcome = Welcome(term=1, lease_s=1.0, heartbeat_s=0.1, committed=0, layout=layout)
         return node.machine.on_message(welcome, node.now)
 
     node.machine.on_disconnected()
-    said = [*told(before), *(one for index in range(early) for one in comes(index))]
+    said = [*connect(before), *(one for index in range(early) for one in comes(index))]
     node.machine.on_disconnected()
-    said += [*told(after), *(one for index in range(early, 4) for one in comes(index))]
+    said += [*connect(after), *(one for index in range(early, 4) for one in comes(index))]
     formed = [answer for _, answer in passed(said) if isinstance(answer, UnitFormed)]
     assert [answer for _, answer in passed(said) if isinstance(answer, UnitRefused)] == []
     met = {worker for unit in formed for worker in unit.workers}
@@ -431,7 +431,7 @@ def test_the_layout_changes_before_all_workers_of_a_node_have_joined(before: Lay
     if all(unit.layout == after for unit in formed):
         assert met == set(node.workers), "no worker waits for one that never arrives"
     node.machine.on_message(Refused(why="another layout", exit_code=0, retry=True), node.now)
-    anew = [*told(after), *(one for index in range(4) for one in comes(index))]
+    anew = [*connect(after), *(one for index in range(4) for one in comes(index))]
     last = [answer for _, answer in passed(anew) if isinstance(answer, UnitFormed)]
     assert sorted(worker for unit in last for worker in unit.workers) == sorted(node.workers)
     assert {unit.layout for unit in last} == {after}

@@ -47,10 +47,10 @@ class World:
                 workers=WORKERS,
                 digest="",
             )
-            self.take(node, hello)
+            self.feed_message(node, hello)
         for node in range(nodes):
             for worker in self.workers(node):
-                self.say(node, self.attach(worker))
+                self.deliver(node, self.attach(worker))
         self.enter()
 
     def workers(self, node: int) -> list[str]:
@@ -62,11 +62,11 @@ class World:
             worker=worker, pid=7, host="h", state_port=1, config={}, global_batch=batches, micro_batches=batches
         )
 
-    def take(self, node: int, message: msg.AgentMessage) -> None:
+    def feed_message(self, node: int, message: msg.AgentMessage) -> None:
         self.tally(self.machine.handle(Received(node, message), 1.0))
 
-    def say(self, node: int, message: msg.WorkerMessage) -> None:
-        self.take(node, msg.FromWorker(message=message))
+    def deliver(self, node: int, message: msg.WorkerMessage) -> None:
+        self.feed_message(node, msg.FromWorker(message=message))
 
     def tally(self, instructions: list[Instruction]) -> None:
         for instruction in instructions:
@@ -84,9 +84,9 @@ class World:
             assert plan is not None
             keys = {worker: key_of(plan.workers.index(worker), "") for worker in workers}
             posts = [msg.Post(worker=w, generation=generation, keys={keys[w]: b""}) for w in workers]
-            self.take(node, msg.Posts(posts=tuple(posts)))
+            self.feed_message(node, msg.Posts(posts=tuple(posts)))
             for worker in workers:
-                self.say(node, msg.Entered(worker=worker, generation=generation, applied=0))
+                self.deliver(node, msg.Entered(worker=worker, generation=generation, applied=0))
 
     def lose(self, lost: int) -> Count:
         """Lose a node in the middle of a step; return the cost up to the end of rendezvous."""
@@ -105,7 +105,7 @@ class World:
                     phase=msg.Phase.COMPUTE,
                     summed=(node * WORKERS + place,),
                 )
-                self.say(node, report)
+                self.deliver(node, report)
         assert self.machine.transaction.generation == 2
         self.enter(lost)
         return self.count

@@ -48,8 +48,8 @@ def test_memory_samples_of_one_remaining_node_are_requested_after_a_shrink() -> 
     question = asked(job)
     assert AFTER_S + BEFORE_S <= question.seconds < AFTER_S + BEFORE_S + 0.5
     assert len(job.sent(TakeMemory)) == 1, "only one of the remaining nodes is asked"
-    job.tell("n0", MemoryTaken(number=question.number, samples=SAMPLES))
-    (told,) = job.said(ev.MemorySampled)
+    job.deliver_from("n0", MemoryTaken(number=question.number, samples=SAMPLES))
+    (told,) = job.emitted(ev.MemorySampled)
     assert told.since_generation == 1
     assert [(one.node, one.role, one.peak, one.samples) for one in told.nodes] == [("n0", "stayer", 400, SAMPLES)]
 
@@ -57,19 +57,19 @@ def test_memory_samples_of_one_remaining_node_are_requested_after_a_shrink() -> 
 def test_unrequested_memory_samples_are_ignored() -> None:
     job = shrunk()
     question = asked(job)
-    job.tell("n1", MemoryTaken(number=question.number, samples=SAMPLES))
-    job.tell("n0", MemoryTaken(number=question.number + 1, samples=SAMPLES))
-    assert not job.said(ev.MemorySampled)
+    job.deliver_from("n1", MemoryTaken(number=question.number, samples=SAMPLES))
+    job.deliver_from("n0", MemoryTaken(number=question.number + 1, samples=SAMPLES))
+    assert not job.emitted(ev.MemorySampled)
     job.tick(ANSWER_S + 0.1)
-    assert not job.said(ev.MemorySampled), "no answer is worth an event"
+    assert not job.emitted(ev.MemorySampled), "no answer is worth an event"
 
 
 def test_a_move_samples_memory_of_a_leaver_a_joiner_and_a_stayer() -> None:
     job = Job().start()
     job.step(1)
     job.connect(msgspec.structs.replace(hello("s0"), standby=True))
-    job.say(attach(w("s0")))
-    job.say(msg.Warmed(worker=w("s0"), seconds=0.5))
+    job.deliver(attach(w("s0")))
+    job.deliver(msg.Warmed(worker=w("s0"), seconds=0.5))
     job.tick(0.1)
     job.feed(MoveNodes(("n1",), ()))
     everybody = job.join("s0", step=2)
@@ -77,15 +77,15 @@ def test_a_move_samples_memory_of_a_leaver_a_joiner_and_a_stayer() -> None:
         job.tick(0.1)
         assert not job.sent(TakeMemory), "the second half of the move follows"
         for node in everybody:
-            job.tell(node, msg.Heartbeat())
+            job.deliver_from(node, msg.Heartbeat())
     job.step(3, *everybody, generation=2)
     for node in everybody:
         job.report(node, 3)
     for node in ("n0", "s0", "n2"):
-        job.say(msg.Entered(worker=w(node), generation=3, applied=3))
+        job.deliver(msg.Entered(worker=w(node), generation=3, applied=3))
     question = asked(job)
     for node in ("n0", "n1", "s0"):
-        assert not job.said(ev.MemorySampled)
-        job.tell(node, MemoryTaken(number=question.number, samples=SAMPLES))
-    (told,) = job.said(ev.MemorySampled)
+        assert not job.emitted(ev.MemorySampled)
+        job.deliver_from(node, MemoryTaken(number=question.number, samples=SAMPLES))
+    (told,) = job.emitted(ev.MemorySampled)
     assert {one.node: one.role for one in told.nodes} == {"n1": "leaver", "s0": "joiner", "n0": "stayer"}

@@ -80,7 +80,7 @@ def test_placements_use_the_racks_that_nodes_report(racks: tuple[str, ...]) -> N
     job = Job(nodes=len(racks)).boot()
     for number, rack in enumerate(racks):
         job.connect(msgspec.structs.replace(hello(f"n{number}"), rack=rack))
-        job.say(attach(w(f"n{number}"), experts=SHAPE))
+        job.deliver(attach(w(f"n{number}"), experts=SHAPE))
     plan = job.records[-1].plan
     assert plan is not None
     assert plan.expert_plan is not None
@@ -109,14 +109,14 @@ def test_failure_rates_are_reported_by_nodes_and_grow_with_node_failures() -> No
     job = Job(nodes=4).boot()
     for number, rate in enumerate((1.0, 1.0, 1.0, 10.0)):
         job.connect(msgspec.structs.replace(hello(f"n{number}"), failure_rate=rate))
-        job.say(attach(w(f"n{number}"), experts=SHAPE))
+        job.deliver(attach(w(f"n{number}"), experts=SHAPE))
 
     def rate_of(node: str) -> float:
         return job.machine.members.failure_rate(node)
 
     assert [rate_of(f"n{number}") for number in range(4)] == [1.0, 1.0, 1.0, 10.0]
-    job.tell("n1", WorkerDown(worker=w("n1"), kind=FailureKind.PROCESS_EXIT, detail="Xid: 94", exit_code=1))
-    job.tell("n0", WorkerDown(worker=w("n0"), kind=FailureKind.EXCEPTION, detail="ValueError: x", exit_code=1))
+    job.deliver_from("n1", WorkerDown(worker=w("n1"), kind=FailureKind.PROCESS_EXIT, detail="Xid: 94", exit_code=1))
+    job.deliver_from("n0", WorkerDown(worker=w("n0"), kind=FailureKind.EXCEPTION, detail="ValueError: x", exit_code=1))
     assert [rate_of(node) for node in ("n0", "n1")] == [1.0, 2.0]
     job.lose("n3")
     job.connect(msgspec.structs.replace(hello("n3"), failure_rate=10.0))

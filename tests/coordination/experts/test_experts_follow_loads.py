@@ -28,7 +28,7 @@ def train(job: Job, first: int, last: int, *, generation: int = 1) -> None:
     assert plan is not None
     for step in range(first, last + 1):
         for worker in plan.workers:
-            job.say(
+            job.deliver(
                 msg.Applied(worker=worker, generation=generation, step=step, commit=commit(), world=len(plan.members))
             )
 
@@ -40,11 +40,11 @@ def asked(job: Job) -> list[PlanExperts]:
 def rebalancing_job(tokens: np.ndarray = SKEWED) -> tuple[Job, PlanExperts]:
     """Return a job that first had even loads and requests a placement after step 10 because of skewed loads."""
     job = moe_job(4, SHAPE, rebalance_every=EVERY)
-    job.say(loads(np.ones((2, 6)), step=1))
+    job.deliver(loads(np.ones((2, 6)), step=1))
     train(job, 1, 1)
     (first,) = asked(job)
     job.feed(Planned(first.search.generation, first.search.solve()))
-    job.say(loads(tokens))
+    job.deliver(loads(tokens))
     train(job, 2, 9)
     assert not asked(job)
     train(job, 10, 10)
@@ -62,16 +62,16 @@ def adopt(job: Job, order: PlanExperts) -> msg.GenerationPlan:
 def swap(job: Job, pending: msg.GenerationPlan, step: int) -> None:
     """Make all members build the group, raise the flag and pass `step` with it."""
     for worker in pending.workers:
-        job.say(msg.Prepared(worker=worker, generation=pending.generation))
+        job.deliver(msg.Prepared(worker=worker, generation=pending.generation))
     assert set(job.orders(msg.Arm)) == set(pending.workers)
     for worker in pending.workers:
-        job.say(applied(worker, 1, step, commit(1.0, msg.Flag.SWAP), world=4))
+        job.deliver(applied(worker, 1, step, commit(1.0, msg.Flag.SWAP), world=4))
 
 
 def test_replicas_follow_the_loads_at_a_step_boundary() -> None:
     job, order = rebalancing_job()
     pending = adopt(job, order)
-    (decided,) = job.said(ev.RebalanceDecided)
+    (decided,) = job.emitted(ev.RebalanceDecided)
     assert decided.adopted
     assert decided.step == 10
     assert decided.gain_s > decided.cost_s > 0
@@ -84,9 +84,9 @@ def test_replicas_follow_the_loads_at_a_step_boundary() -> None:
     (started,) = [event for event in job.events if isinstance(event, ev.GenerationStarted) and event.generation == 2]
     assert (started.reason, started.world_size, started.expert_moves) == ("rebalance", 4, decided.moves)
     for worker in pending.workers:
-        job.say(msg.Entered(worker=worker, generation=2, applied=11, received_bytes=100, transfer_s=0.01))
+        job.deliver(msg.Entered(worker=worker, generation=2, applied=11, received_bytes=100, transfer_s=0.01))
     train(job, 12, 12, generation=2)
-    (rebalanced,) = job.said(ev.Rebalanced)
+    (rebalanced,) = job.emitted(ev.Rebalanced)
     assert (rebalanced.step, rebalanced.moved_bytes, rebalanced.experts_moved) == (12, 400, decided.moves)
     assert not [event for event in job.events if isinstance(event, ev.Recovered)]
 
@@ -96,19 +96,19 @@ def test_the_first_evaluation_starts_with_the_first_loads() -> None:
     for step in (1, 2, 3):
         train(job, step, step)
         assert not asked(job), "no worker has reported loads"
-    job.say(loads(SKEWED, step=3))
+    job.deliver(loads(SKEWED, step=3))
     (order,) = asked(job)
     for node in ("n0", "n1", "n2", "n3"):
-        job.say(applied(w(node), 1, 4, commit(), world=4))
+        job.deliver(applied(w(node), 1, 4, commit(), world=4))
         assert not asked(job), "the evaluation at step 3 is not over"
     pending = adopt(job, order)
-    (decided,) = job.said(ev.RebalanceDecided)
+    (decided,) = job.emitted(ev.RebalanceDecided)
     assert (decided.step, decided.adopted) == (3, True)
     assert "saved over 7 steps" in decided.why
     assert replicas(pending, SHAPE) == [[6, 2, 2, 2, 2, 2]] * 2
     swap(job, pending, 5)
     for worker in pending.workers:
-        job.say(msg.Entered(worker=worker, generation=2, applied=5))
+        job.deliver(msg.Entered(worker=worker, generation=2, applied=5))
     for step in (6, 7, 8, 9):
         train(job, step, step, generation=2)
         assert not asked(job), "the next evaluation is at the next multiple"
@@ -119,7 +119,7 @@ def test_the_first_evaluation_starts_with_the_first_loads() -> None:
 def test_even_loads_cause_no_rebalance() -> None:
     job, order = rebalancing_job(tokens=np.ones((2, 6)))
     job.feed(Planned(order.search.generation, order.search.solve()))
-    assert [decided.adopted for decided in job.said(ev.RebalanceDecided)] == [False]
+    assert [decided.adopted for decided in job.emitted(ev.RebalanceDecided)] == [False]
     assert job.records[-1].pending is None
     train(job, 11, 20)
     assert asked(job), "the next evaluation comes ten steps later"
@@ -127,11 +127,11 @@ def test_even_loads_cause_no_rebalance() -> None:
 
 def test_a_gain_below_the_cost_is_refused_with_both_numbers() -> None:
     job = moe_job(4, SHAPE, rebalance_every=EVERY)
-    job.say(loads(SKEWED, token_s=1e-6))
+    job.deliver(loads(SKEWED, token_s=1e-6))
     train(job, 1, 1)
     (order,) = asked(job)
     job.feed(Planned(order.search.generation, order.search.solve()))
-    (decided,) = job.said(ev.RebalanceDecided)
+    (decided,) = job.emitted(ev.RebalanceDecided)
     assert not decided.adopted
     assert 0 < decided.gain_s < decided.cost_s
     assert "to move" in decided.why
@@ -145,14 +145,14 @@ def test_workers_of_a_node_share_its_tokens() -> None:
         for node in range(4):
             job.connect(msgspec.structs.replace(hello(f"n{node}"), workers=workers))
         for name in names:
-            job.say(attach(name, experts=SHAPE))
+            job.deliver(attach(name, experts=SHAPE))
         for name in names:
-            job.say(msg.Entered(worker=name, generation=1, applied=0))
-        job.say(loads(SKEWED))
+            job.deliver(msg.Entered(worker=name, generation=1, applied=0))
+        job.deliver(loads(SKEWED))
         train(job, 1, 1)
         (order,) = asked(job)
         job.feed(Planned(order.search.generation, order.search.solve()))
-        (decided,) = job.said(ev.RebalanceDecided)
+        (decided,) = job.emitted(ev.RebalanceDecided)
         gains.append(decided.gain_s)
     assert gains[1] == pytest.approx(gains[0] / 2)
 
@@ -167,7 +167,7 @@ def test_the_plan_contains_the_load_window(every: int, window: int) -> None:
 
 def test_a_job_without_rebalancing_requests_no_placement() -> None:
     job = moe_job(4, SHAPE, rebalance_every=0)
-    job.say(loads(SKEWED))
+    job.deliver(loads(SKEWED))
     for step in range(1, 30):
         train(job, step, step)
         assert not asked(job)
@@ -178,7 +178,7 @@ def test_without_loads_the_evaluation_waits_for_the_first_report() -> None:
     for step in range(1, 22):
         train(job, step, step)
         assert not asked(job)
-    job.say(loads(SKEWED))
+    job.deliver(loads(SKEWED))
     assert asked(job)
 
 
@@ -217,7 +217,7 @@ def test_a_failure_voids_a_pending_rebalance() -> None:
     for worker, held in zip(plan.workers, plan.expert_plan.placement, strict=True):
         if worker != w("n2"):
             job.report(msg.node_of(worker), 10, state=msg.Holding(experts=held))
-    (started,) = job.said(ev.GenerationStarted)
+    (started,) = job.emitted(ev.GenerationStarted)
     assert (started.reason, started.generation) == ("failure", pending.generation + 1)
     assert job.records[-1].pending is None
 
@@ -232,12 +232,12 @@ def test_a_malformed_report_expels_its_node(name: str, blob: bytes) -> None:
     assert plan.expert_plan is not None
     job.lose("n3")
     job.report("n2", 0, **{name: msg.Holding(experts=blob)})
-    (failure,) = job.said(ev.FailureDetected)
+    (failure,) = job.emitted(ev.FailureDetected)
     assert (failure.node, failure.kind) == ("n2", "exception")
     assert "the report of n2/0/a cannot be read" in failure.detail
     for worker, held in zip(plan.workers[:2], plan.expert_plan.placement, strict=False):
         job.report(msg.node_of(worker), 0, state=msg.Holding(experts=held))
-    (started,) = job.said(ev.GenerationStarted)
+    (started,) = job.emitted(ev.GenerationStarted)
     assert started.members == ("n0", "n1")
 
 
@@ -245,11 +245,11 @@ def test_a_joining_worker_is_admitted_after_a_pending_rebalance() -> None:
     job, order = rebalancing_job()
     pending = adopt(job, order)
     job.connect(hello("n4"))
-    job.say(attach(w("n4"), experts=SHAPE))
+    job.deliver(attach(w("n4"), experts=SHAPE))
     assert job.records[-1].pending == pending
     swap(job, pending, 11)
     for worker in pending.workers:
-        job.say(msg.Entered(worker=worker, generation=2, applied=11))
+        job.deliver(msg.Entered(worker=worker, generation=2, applied=11))
     joined = job.records[-1].pending
     assert joined is not None
     assert w("n4") in joined.workers

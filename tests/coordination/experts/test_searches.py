@@ -36,7 +36,7 @@ def lose(job: Job, *nodes: str) -> msg.GenerationPlan:
     plan = job.records[-1].plan
     assert plan is not None
     for worker in plan.workers:
-        job.say(msg.Entered(worker=worker, generation=plan.generation, applied=0))
+        job.deliver(msg.Entered(worker=worker, generation=plan.generation, applied=0))
     return plan
 
 
@@ -71,7 +71,7 @@ def test_a_placement_that_survives_more_failures_is_adopted_at_a_step_boundary()
     assert pending is not None
     assert pending.expert_plan == msgspec.structs.replace(found.experts, beside=True)
     assert not found.experts.repaired, "the placement needs no further search"
-    assert [decided.adopted for decided in job.said(ev.RebalanceDecided)] == [True]
+    assert [decided.adopted for decided in job.emitted(ev.RebalanceDecided)] == [True]
 
 
 def test_a_serialized_search_returns_the_same_answer() -> None:
@@ -88,12 +88,12 @@ def test_a_search_answer_during_a_join_does_not_change_the_pending_plan() -> Non
     job, search = repaired_job()
     found = search.solve()
     job.connect(hello("n6"))
-    job.say(attach(w("n6"), experts=SHAPE))
+    job.deliver(attach(w("n6"), experts=SHAPE))
     pending = job.records[-1].pending
     assert pending is not None
     job.feed(Planned(search.generation, found))
     assert job.records[-1].pending == pending
-    assert not job.said(ev.RebalanceDecided)
+    assert not job.emitted(ev.RebalanceDecided)
 
 
 def test_a_search_answer_during_a_join_is_evaluated_after_the_join_is_void() -> None:
@@ -104,7 +104,7 @@ def test_a_search_answer_during_a_join_is_evaluated_after_the_join_is_void() -> 
     assert found is not None
     assert plan is not None
     job.connect(hello("n6"))
-    job.say(attach(w("n6"), experts=SHAPE))
+    job.deliver(attach(w("n6"), experts=SHAPE))
     assert job.records[-1].pending is not None
     job.feed(Planned(search.generation, found))
     job.lose("n6")  # the pending generation was not armed, so it is void
@@ -120,9 +120,9 @@ def test_the_next_failure_replaces_an_unfinished_search() -> None:
     (second,) = searches(job)
     assert (second.generation, second.question.workers) == (plan.generation, plan.workers)
     job.feed(Planned(first.generation, first.solve()))
-    assert not job.said(ev.RebalanceDecided)
+    assert not job.emitted(ev.RebalanceDecided)
     job.feed(Planned(second.generation, second.solve()))
-    assert len(job.said(ev.RebalanceDecided)) == 1
+    assert len(job.emitted(ev.RebalanceDecided)) == 1
 
 
 def test_a_failed_search_changes_nothing_until_the_next_evaluation() -> None:
@@ -131,11 +131,11 @@ def test_a_failed_search_changes_nothing_until_the_next_evaluation() -> None:
     assert job.kinds == []
     plan = job.records[-1].plan
     assert plan is not None
-    job.say(loads(np.ones((2, 8)), generation=3, step=1))
+    job.deliver(loads(np.ones((2, 8)), generation=3, step=1))
     found: list[PlacementSearch] = []
     for worker in plan.workers * 2:
         step = 1 if len(found) == 0 and job.machine.context.ledger.committed == 0 else 2
-        job.say(applied(worker, 3, step, world=len(plan.members)))
+        job.deliver(applied(worker, 3, step, world=len(plan.members)))
         found += searches(job)
     (again,) = found
     assert (again.generation, again.repaired) == (3, True)

@@ -46,13 +46,13 @@ def test_a_failure_event_contains_the_number_of_tries() -> None:
     for number in range(3):
         job.now += 10.0
         job.lose("n2")
-        tries += [failure.tries for failure in job.said(ev.FailureDetected)]
+        tries += [failure.tries for failure in job.emitted(ev.FailureDetected)]
         report_steps(job)
         job.connect(coming("n2", f"n2/0/{number}"))
     assert tries == [1, 2, 3]
     job.now += 2 * WINDOW_S
     job.lose("n2")
-    assert job.said(ev.FailureDetected)[0].tries == 1
+    assert job.emitted(ev.FailureDetected)[0].tries == 1
 
 
 def test_a_node_that_fails_too_often_is_quarantined_until_undrained() -> None:
@@ -112,7 +112,7 @@ def test_failed_joins_are_counted_by_node_name_across_agent_processes(asks: bool
     undone = 0
     for number in range(5 * (RecoverySpec().max_restarts + 1)):
         for node in ("n0", "n1", "n2"):
-            job.tell(node, msg.Heartbeat())
+            job.deliver_from(node, msg.Heartbeat())
         job.tick(2.0)
         job.connect(coming("n7", f"n7/0/{number}", agent=100 + number, session=f"{number:08x}"))
         pending = job.machine.record.pending
@@ -121,7 +121,7 @@ def test_failed_joins_are_counted_by_node_name_across_agent_processes(asks: bool
             continue
         if asks:
             for _ in range(MAX_ASKED + 1):
-                job.tell("n7", msg.AskPlan(generation=pending.generation))
+                job.deliver_from("n7", msg.AskPlan(generation=pending.generation))
         else:
             job.lose("n7")
         undone += job.machine.record.pending is None
@@ -134,9 +134,9 @@ def test_a_job_that_has_not_begun_ends_if_all_nodes_raise_the_same_error() -> No
     job, raised = Job(nodes=2, spec=JobSpec(max_nodes=2)).boot(), msg.ScriptError(place="train.py, line 1")
     for node, last in (("n0", False), ("n1", True)):
         job.connect(msgspec.structs.replace(hello(node), host="rack7"))
-        job.tell(node, msgspec.structs.replace(down(node, "out of luck", FailureKind.EXCEPTION), error=raised))
+        job.deliver_from(node, msgspec.structs.replace(down(node, "out of luck", FailureKind.EXCEPTION), error=raised))
         if not last:
-            job.tell(node, msg.Leave(reason="exhausted", detail="its workers fail again and again"))
+            job.deliver_from(node, msg.Leave(reason="exhausted", detail="its workers fail again and again"))
         assert (job.machine.context.job_end.over is not None) == last
     assert "out of luck (on nodes n0, n1)" in job.machine.context.job_end.over.why
 
@@ -152,9 +152,9 @@ def quarantines(job: Job) -> list[str]:
 def raises(job: Job, node: str, number: int, error: msg.ScriptError) -> None:
     """Make the script of a node's newest worker raise, before or after it has attached."""
     if number % 2:
-        job.say(attach(f"{node}/0/{number}"))
+        job.deliver(attach(f"{node}/0/{number}"))
     died = msgspec.structs.replace(down(node, "oops", FailureKind.EXCEPTION), worker=f"{node}/0/{number}")
-    job.tell(node, msgspec.structs.replace(died, exit_code=1, error=error))
+    job.deliver_from(node, msgspec.structs.replace(died, exit_code=1, error=error))
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -173,7 +173,7 @@ def test_a_script_that_raises_on_all_nodes_quarantines_no_node(seed: int) -> Non
         raises(job, node, tries[node], error)
         tries[node] += 1
         if tries[node] > RecoverySpec().max_restarts and job.machine.over is None:
-            job.tell(node, exhausted())
+            job.deliver_from(node, exhausted())
             del tries[node]
     (failed,) = [event for event in job.events if isinstance(event, ev.JobFailed)]
     why, _, nodes = failed.why.removesuffix(")").partition(" (on nodes ")
@@ -185,12 +185,12 @@ def test_a_script_that_raises_on_all_nodes_quarantines_no_node(seed: int) -> Non
 def test_an_exhausted_node_is_quarantined_once_the_others_train_without_it() -> None:
     job = Job().start()
     job.step(1)
-    job.tell("n2", exhausted("oops"))
-    (left,) = job.said(ev.NodeLeft)
+    job.deliver_from("n2", exhausted("oops"))
+    (left,) = job.emitted(ev.NodeLeft)
     assert (left.node, left.reason, left.detail) == ("n2", "failed", "oops")
     report_steps(job, 1)
     for node in ("n0", "n1"):
-        job.say(msg.Entered(worker=w(node), generation=2, applied=1))
+        job.deliver(msg.Entered(worker=w(node), generation=2, applied=1))
     job.step(2, "n0", "n1", generation=2)
     assert quarantines(job) == [], "that step may have been in progress"
     job.boot(takeover=True)
@@ -198,7 +198,7 @@ def test_an_exhausted_node_is_quarantined_once_the_others_train_without_it() -> 
         job.connect(hello(node, (attach(w(node)), msg.Entered(worker=w(node), generation=2, applied=2))))
     job.step(3, "n0", "n1", generation=2)
     assert quarantines(job) == ["n2"]
-    (asked,) = job.said(ev.ActionRequested)
+    (asked,) = job.emitted(ev.ActionRequested)
     assert asked.command == "holdfast undrain n2"
     assert [one.node for one in job.machine.record.quarantined] == ["n2"]
     assert not job.machine.record.given_up
@@ -207,13 +207,13 @@ def test_an_exhausted_node_is_quarantined_once_the_others_train_without_it() -> 
 @pytest.mark.parametrize("undrained", [True, False])
 def test_an_exhausted_node_that_rejoins_first_is_not_quarantined(undrained: bool) -> None:
     job = Job().start()
-    job.tell("n2", exhausted("oops"))
+    job.deliver_from("n2", exhausted("oops"))
     report_steps(job)
     if undrained:
         job.feed(Undrain("n2"))
     job.connect(coming("n2", "n2/0/b", session="c" * 8, agent=9))
     for node in ("n0", "n1"):
-        job.say(msg.Entered(worker=w(node), generation=2, applied=0))
+        job.deliver(msg.Entered(worker=w(node), generation=2, applied=0))
     for step in (1, 2, 3):
         job.step(step, "n0", "n1", generation=2)
     assert [event.step for event in job.events if isinstance(event, ev.StepCommitted)] == [1, 2, 3]
@@ -223,12 +223,12 @@ def test_an_exhausted_node_that_rejoins_first_is_not_quarantined(undrained: bool
 def test_a_job_waiting_for_an_exhausted_node_reports_it_once_all_others_joined() -> None:
     job = Job(nodes=2, spec=JobSpec(max_nodes=2)).boot()
     job.connect(hello("n0"))
-    job.tell("n0", exhausted("oops"))
+    job.deliver_from("n0", exhausted("oops"))
     job.tick(0.2)
-    assert not job.said(ev.JobWaiting)
+    assert not job.emitted(ev.JobWaiting)
     job.connect(hello("n1", (attach(w("n1")),)))
     job.tick(0.2)
-    (waits,) = job.said(ev.JobWaiting)
+    (waits,) = job.emitted(ev.JobWaiting)
     assert (waits.nodes, waits.why) == (1, "node n0 is out: oops")
 
 
@@ -239,11 +239,11 @@ def lost(job: Job, node: str) -> None:
 
 
 def leaves(job: Job, node: str) -> None:
-    job.tell(node, msg.Leave(reason="quarantined", detail="ecc_error: x"))
+    job.deliver_from(node, msg.Leave(reason="quarantined", detail="ecc_error: x"))
 
 
 def gives_up(job: Job, node: str) -> None:
-    job.tell(node, exhausted())
+    job.deliver_from(node, exhausted())
 
 
 @pytest.mark.parametrize("last", [lost, leaves, gives_up])
@@ -268,14 +268,14 @@ def test_a_job_waits_for_a_lost_node_that_may_return(gone_first: bool) -> None:
     last(job, "n1")
     assert job.machine.over is None
     job.tick(0.2)
-    assert job.said(ev.JobWaiting)
+    assert job.emitted(ev.JobWaiting)
 
 
 def test_a_job_that_has_not_begun_ends_once_all_its_nodes_are_quarantined() -> None:
     job = Job(nodes=2, spec=JobSpec(max_nodes=2)).boot()
     for node, last in (("n0", False), ("n1", True)):
         job.connect(msgspec.structs.replace(hello(node), host="rack7"))
-        job.tell(node, msg.Leave(reason="quarantined", detail="ecc_error: x"))
+        job.deliver_from(node, msg.Leave(reason="quarantined", detail="ecc_error: x"))
         assert (job.machine.context.job_end.over is not None) == last
 
 
@@ -285,7 +285,7 @@ def test_a_host_is_quarantined_with_its_node_unless_others_are_on_it() -> None:
     job.connect(coming("n1", w("n1"), host="shared"))
     job.connect(coming("n2", w("n2"), host="alone"))
     for node in ("n1", "n2"):
-        job.tell(node, msg.Leave(reason="quarantined", detail="ecc_error: x"))
+        job.deliver_from(node, msg.Leave(reason="quarantined", detail="ecc_error: x"))
     assert [(one.node, one.host) for one in job.machine.record.quarantined] == [("n1", ""), ("n2", "alone")]
     job.connect(coming("n3", w("n3"), host="shared"))
     assert not job.sent(msg.Refused)
@@ -296,7 +296,7 @@ def test_a_host_is_quarantined_with_its_node_unless_others_are_on_it() -> None:
 def test_an_unfit_node_is_refused_and_quarantined() -> None:
     job = Job().start()
     job.connect(msgspec.structs.replace(hello("n3"), unfit="disk: 3 MiB are left"))
-    (left,) = job.said(ev.NodeLeft)
+    (left,) = job.emitted(ev.NodeLeft)
     assert (left.node, left.reason, left.detail) == ("n3", "quarantined", "disk: 3 MiB are left")
     assert job.sent(msg.Refused)[0].exit_code == EXIT_REFUSED
     assert "n3" not in job.machine.members.nodes
@@ -313,13 +313,13 @@ def test_clock_offsets_are_reported_and_affect_no_decision(off: float, uncertain
         shown = job.now + off if node == "n1" else job.now
         job.connect(msgspec.structs.replace(hello(node), clock=shown))
         (welcome,) = job.sent(msg.Welcome)
-        job.tell(node, msg.ClockOffset(ahead_s=shown - welcome.time, uncertainty_s=uncertain_s))
-        job.say(attach(w(node)))
+        job.deliver_from(node, msg.ClockOffset(ahead_s=shown - welcome.time, uncertainty_s=uncertain_s))
+        job.deliver(attach(w(node)))
     job.tick(0.2)
     joined = [node for event in job.events if isinstance(event, ev.NodesJoined) for node in event.nodes]
     assert {node.node: node.clock_off_s for node in joined} == {"n0": 0.0, "n1": told}
     for node in ("n0", "n1"):
-        job.say(msg.Entered(worker=w(node), generation=1, applied=0))
+        job.deliver(msg.Entered(worker=w(node), generation=1, applied=0))
     job.step(1, "n0", "n1")
     assert [event.step for event in job.events if isinstance(event, ev.StepCommitted)] == [1]
     assert not [event for event in job.events if isinstance(event, ev.FailureDetected | ev.NodeLeft)]
@@ -338,7 +338,7 @@ def test_an_automatic_repair_is_reported_with_its_duration() -> None:
 def broken(job: Job, step: int, detail: str = "reset by peer") -> None:
     """Make a collective fail at n1 in the current generation, and all nodes report their steps."""
     generation = job.machine.record.generation
-    job.say(msg.Complaint(worker=w("n1"), generation=generation, detail=detail))
+    job.deliver(msg.Complaint(worker=w("n1"), generation=generation, detail=detail))
     for node in ("n0", "n1", "n2"):
         job.report(node, step, Phase.REDUCING)
 
@@ -350,7 +350,7 @@ def test_repeatedly_broken_links_remove_a_node_although_steps_are_committed() ->
         broken(job, step)
         for node in ("n0", "n1", "n2"):
             if job.machine.members.worker(w(node)) is not None:
-                job.say(msg.Entered(worker=w(node), generation=step + 1, applied=step))
+                job.deliver(msg.Entered(worker=w(node), generation=step + 1, applied=step))
     failures = [event for event in job.events if isinstance(event, ev.FailureDetected)]
     assert [failure.severity for failure in failures] == [3] * (MAX_RETRIES + 1) + [1]
     assert [failure.tries for failure in failures[:-1]] == list(range(1, MAX_RETRIES + 2))
@@ -362,7 +362,7 @@ def test_a_member_with_a_hardware_fault_in_its_complaint_is_quarantined() -> Non
     job = Job().start()
     job.step(1)
     broken(job, 1, "NCCL error: uncorrectable NVLink error detected during the execution")
-    (failure,) = job.said(ev.FailureDetected)
+    (failure,) = job.emitted(ev.FailureDetected)
     assert (failure.node, failure.category, failure.severity) == ("n1", "nvlink_error", 1)
     assert [one.node for one in job.machine.record.quarantined] == ["n1"]
     (end,) = job.sent(msg.EndNode)
@@ -374,7 +374,7 @@ def test_a_member_with_a_hardware_fault_in_its_complaint_is_quarantined() -> Non
 
 def held(job: Job, node: str = "n1") -> None:
     """Make a worker die; the others report their steps and wait."""
-    job.tell(node, down(node))
+    job.deliver_from(node, down(node))
     for other in {"n0", "n1", "n2"} - {node}:
         job.report(other, 1, summed=(0,) if other == "n0" else ())
     assert not job.orders(msg.Begin)
@@ -385,7 +385,7 @@ def test_a_rank_is_held_for_the_restarted_process() -> None:
     job = Job(spec=HOLD).start()
     job.step(1)
     held(job)
-    job.say(attach("n1/0/b"), 0.2)
+    job.deliver(attach("n1/0/b"), 0.2)
     begins = job.orders(msg.Begin)
     assert begins[w("n0")].plan.workers == (w("n0"), "n1/0/b", w("n2"))
     assert begins[w("n0")].plan.sources.keys() == {"n1/0/b"}
@@ -413,7 +413,7 @@ def test_a_rank_hold_ends_when_the_node_is_lost() -> None:
 def test_ranks_are_not_held_by_default() -> None:
     job = Job().start()
     job.step(1)
-    job.tell("n1", down("n1"))
+    job.deliver_from("n1", down("n1"))
     for other in ("n0", "n2"):
         job.report(other, 1)
     assert set(job.orders(msg.Begin)) == {w("n0"), w("n2")}

@@ -118,11 +118,11 @@ def test_suspects_are_named_by_the_second_failure_and_some_node_stays(
 def test_a_hung_training_thread_is_named_and_its_node_replaced() -> None:
     job = Job().start()
     job.step(1)
-    job.say(msg.Complaint(worker=w("n0"), generation=1, detail="timed out after 120 s", timed_out=True))
+    job.deliver(msg.Complaint(worker=w("n0"), generation=1, detail="timed out after 120 s", timed_out=True))
     job.report("n0", 1, Phase.REDUCING)
     job.report("n1", 1, Phase.REDUCING)
     job.report("n2", 1, Phase.COMPUTE)
-    (failure,) = job.said(ev.FailureDetected)
+    (failure,) = job.emitted(ev.FailureDetected)
     assert (failure.node, failure.kind) == ("n2", "hang")
     assert job.sent(msg.Refused)[0].retry
     begin = job.orders(msg.Begin)[w("n0")]
@@ -138,8 +138,8 @@ def test_a_new_node_is_not_grouped_with_nodes_that_timed_out() -> None:
     job.report("n0", 1, Phase.REDUCING)
     job.report("n1", 1, Phase.REDUCING)
     job.connect(hello("n3"))
-    job.say(attach(w("n3")))
-    job.say(msg.Complaint(worker=w("n0"), generation=2, detail="late", timed_out=True, unreachable=(w("n1"),)))
+    job.deliver(attach(w("n3")))
+    job.deliver(msg.Complaint(worker=w("n0"), generation=2, detail="late", timed_out=True, unreachable=(w("n1"),)))
     job.report("n0", 1, Phase.ENTERING)
     job.report("n1", 1, Phase.ENTERING)
     assert job.orders(msg.Begin)[w("n0")].plan.workers == (w("n0"),)
@@ -181,7 +181,7 @@ def with_a_stranger() -> Job:
     job = Job().start()
     for node in ("n3", "n4"):
         job.connect(hello(node))
-        job.say(attach(w(node)))
+        job.deliver(attach(w(node)))
     return job
 
 
@@ -189,20 +189,20 @@ def test_a_complaint_of_a_non_member_is_ignored() -> None:
     """It has no report that could be evaluated."""
     job = with_a_stranger()
     stranger = complaint("n4", timed_out=True)[1]
-    job.say(stranger)
+    job.deliver(stranger)
     assert not job.last
-    job.say(complaint("n0")[1])
-    job.say(stranger)
+    job.deliver(complaint("n0")[1])
+    job.deliver(stranger)
     for node in ("n0", "n1", "n2"):
         job.report(node, 0)
     job.report("n3", None)
-    ((*members,),) = [event.members for event in job.said(ev.GenerationStarted)]
+    ((*members,),) = [event.members for event in job.emitted(ev.GenerationStarted)]
     assert members == ["n0", "n1", "n2", "n3", "n4"]
 
 
 def test_a_complaint_of_a_worker_outside_the_pending_plan_does_not_void_it() -> None:
     job = with_a_stranger()
-    job.say(msg.Complaint(worker=w("n4"), generation=2, detail="x"))
+    job.deliver(msg.Complaint(worker=w("n4"), generation=2, detail="x"))
     assert not job.last
     assert job.machine.record.pending is not None
 
@@ -305,7 +305,7 @@ def test_an_unreachable_node_with_only_the_initial_state_is_removed(*, trained: 
     job.lose("n2")
     for node in ("n3", "n4"):
         job.connect(hello(node))
-        job.say(attach(w(node)))
+        job.deliver(attach(w(node)))
     job.report("n0", at)
     plan = job.machine.record.plan
     assert plan is not None
@@ -313,7 +313,7 @@ def test_an_unreachable_node_with_only_the_initial_state_is_removed(*, trained: 
     cut = {"n0": ("n3", "n4"), "n3": ("n0",), "n4": ("n0",)}
     for node, peers in cut.items():
         unreachable = tuple(map(w, peers))
-        job.say(
+        job.deliver(
             msg.Complaint(
                 worker=w(node), generation=plan.generation, detail="late", timed_out=True, unreachable=unreachable
             )
@@ -321,7 +321,7 @@ def test_an_unreachable_node_with_only_the_initial_state_is_removed(*, trained: 
     job.report("n0", at, Phase.ENTERING)
     job.report("n3", None, Phase.ENTERING, fresh=True)
     job.report("n4", None, Phase.ENTERING, fresh=True)
-    blamed = [event.node for event in job.said(ev.FailureDetected)]
+    blamed = [event.node for event in job.emitted(ev.FailureDetected)]
     plan = job.machine.record.plan
     assert plan is not None
     if trained:
@@ -343,20 +343,20 @@ def test_members_that_lack_the_state_are_found_from_reports() -> None:
 def join_one(job: Job) -> None:
     """Make n9 join after the first step; all members will send it the state."""
     job.connect(hello("n9"))
-    job.say(attach(w("n9")))
+    job.deliver(attach(w("n9")))
     pending = job.machine.record.pending
     assert pending is not None
     for worker in pending.workers:
-        job.say(msg.Prepared(worker=worker, generation=pending.generation))
+        job.deliver(msg.Prepared(worker=worker, generation=pending.generation))
     for index in range(job.nodes):
-        job.say(applied(w(f"n{index}"), 1, 2, commit(1.0, msg.Flag.SWAP), world=job.nodes))
+        job.deliver(applied(w(f"n{index}"), 1, 2, commit(1.0, msg.Flag.SWAP), world=job.nodes))
 
 
 def fail_transfer(job: Job, sender: str) -> None:
     """Make a member fail to send the state to the newcomer; all answer Stop."""
     detail = "state for n9 could not be sent: [Errno 111] Connection refused"
     generation = job.machine.record.generation
-    job.say(msg.Complaint(worker=w(sender), generation=generation, detail=detail, transfer_peers=(w("n9"),)))
+    job.deliver(msg.Complaint(worker=w(sender), generation=generation, detail=detail, transfer_peers=(w("n9"),)))
     job.report("n9", None, Phase.ENTERING, fresh=True)
     for index in range(job.nodes):
         job.report(f"n{index}", 2, Phase.REDUCING)
@@ -390,7 +390,7 @@ def test_the_second_transfer_uses_another_sender_if_there_is_one() -> None:
     plan = job.machine.record.plan
     assert plan is not None
     assert plan.senders(w("n9")) == (w("n1"),)
-    job.say(msg.Entered(worker=w("n9"), generation=plan.generation, applied=2, received_bytes=9))
+    job.deliver(msg.Entered(worker=w("n9"), generation=plan.generation, applied=2, received_bytes=9))
     assert not job.machine.members.transfers.tries("n9")
 
 
@@ -399,6 +399,6 @@ def test_a_second_complaint_of_a_member_does_not_hide_its_failed_transfer() -> N
     job.step(1)
     join_one(job)
     generation = job.machine.record.generation
-    job.say(msg.Complaint(worker=w("n0"), generation=generation, detail="refused", transfer_peers=(w("n9"),)))
-    job.say(msg.Complaint(worker=w("n0"), generation=generation, detail="a peer is gone"))
+    job.deliver(msg.Complaint(worker=w("n0"), generation=generation, detail="refused", transfer_peers=(w("n9"),)))
+    job.deliver(msg.Complaint(worker=w("n0"), generation=generation, detail="a peer is gone"))
     assert job.machine.context.interruption.complaints[w("n0")].transfer_peers == (w("n9"),)

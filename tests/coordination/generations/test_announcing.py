@@ -24,7 +24,7 @@ def connect_and_attach(job: Job, nodes: list[str]) -> None:
     """Connect all nodes at once; their workers attach one after the other."""
     connect(job, nodes)
     for place, node in enumerate(nodes):
-        job.say(attach(w(node)), after=0.001)
+        job.deliver(attach(w(node)), after=0.001)
         if place % 50 == 49:
             job.tick(0.0)
 
@@ -34,7 +34,7 @@ def pass_time(job: Job, seconds: float) -> None:
     for _ in range(round(seconds / 0.1)):
         job.tick(0.1)
         for node in job.connections:
-            job.tell(node, msg.Heartbeat())
+            job.deliver_from(node, msg.Heartbeat())
 
 
 def joined(job: Job) -> list[int]:
@@ -87,7 +87,7 @@ def test_many_joining_nodes_wait_a_limited_time_for_one_without_workers() -> Non
     job = Job(nodes=1).start()
     connect(job, CROWD)
     for node in CROWD[1:]:
-        job.say(attach(w(node)))
+        job.deliver(attach(w(node)))
     pass_time(job, GATHER_S - 0.1)
     assert taken_in(job) == 0
     pass_time(job, 0.2)
@@ -99,7 +99,7 @@ def test_many_joining_nodes_wait_briefly_for_further_connections() -> None:
     connect_and_attach(job, CROWD[:-1])
     pass_time(job, QUIET_S - 0.1)
     connect(job, CROWD[-1:])
-    job.say(attach(w(CROWD[-1])))
+    job.deliver(attach(w(CROWD[-1])))
     assert taken_in(job) == 0
     pass_time(job, QUIET_S + 0.1)
     assert taken_in(job) == len(CROWD)
@@ -112,10 +112,10 @@ def test_an_endless_stream_of_joining_nodes_is_admitted_after_a_limit() -> None:
     while not taken_in(job):
         came += 1
         connect(job, [f"n{100 + came}"])
-        job.say(attach(w(f"n{100 + came}")), after=0.1)
+        job.deliver(attach(w(f"n{100 + came}")), after=0.1)
         job.tick(0.0)
         for node in job.connections:
-            job.tell(node, msg.Heartbeat())
+            job.deliver_from(node, msg.Heartbeat())
     assert came * 0.1 == pytest.approx(LONGEST_GATHER_S, abs=0.2)
 
 
@@ -124,11 +124,11 @@ def test_a_few_joining_nodes_do_not_wait_for_each_other(many: int) -> None:
     """A job this small starts and grows as soon as possible."""
     job = Job(nodes=1).start()
     connect(job, CROWD[:many])
-    job.say(attach(w(CROWD[0])))
+    job.deliver(attach(w(CROWD[0])))
     assert taken_in(job) == 1
     job = Job(nodes=many, spec=JobSpec(min_nodes=1)).boot()
     connect(job, CROWD[:many])
-    job.say(attach(w(CROWD[0])))
+    job.deliver(attach(w(CROWD[0])))
     assert generations(job) == [("start", 1)]
 
 
@@ -138,7 +138,7 @@ def test_the_job_starts_at_once_when_all_its_nodes_have_joined() -> None:
     connect(job, names)
     for node in names:
         assert not generations(job)
-        job.say(attach(w(node)))
+        job.deliver(attach(w(node)))
     assert generations(job) == [("start", MANY)]
 
 
@@ -146,12 +146,12 @@ def test_the_join_window_delays_nodes_that_join_together() -> None:
     job = Job(nodes=1, spec=JobSpec(recovery=RecoverySpec(join_window=5.0))).start()
     for node in ("n1", "n2"):
         job.connect(hello(node))
-        job.say(attach(w(node)), after=1.0)
+        job.deliver(attach(w(node)), after=1.0)
     for _ in range(50):
         assert job.machine.record.pending is None
         job.tick(0.1)
         for node in ("n0", "n1", "n2"):
-            job.tell(node, msg.Heartbeat())
+            job.deliver_from(node, msg.Heartbeat())
     job.tick(0.1)
     assert job.machine.record.pending is not None
 
@@ -160,7 +160,7 @@ def test_a_node_lost_before_its_announcement_is_not_announced_as_joined() -> Non
     job = Job(nodes=5).boot()
     for node in ("n0", "n1"):
         job.connect(hello(node))
-        job.say(attach(w(node)))
+        job.deliver(attach(w(node)))
     job.lose("n1")
     job.tick(0.2)
     assert [event.names for event in job.events if isinstance(event, ev.NodesJoined)] == [("n0",)]
@@ -187,25 +187,25 @@ def test_a_new_node_enters_a_generation_only_with_all_its_workers() -> None:
     job = Job(nodes=2).boot()
     for node in ("n0", "n1"):
         job.connect(msgspec.structs.replace(hello(node), workers=2))
-    job.say(attach("n0/0/a"))
-    job.say(attach("n1/0/a"))
-    job.say(attach("n1/1/a"))
-    job.say(attach("n0/1/a"))
+    job.deliver(attach("n0/0/a"))
+    job.deliver(attach("n1/0/a"))
+    job.deliver(attach("n1/1/a"))
+    job.deliver(attach("n0/1/a"))
     for worker in job.machine.record.plan.workers:
-        job.say(msg.Entered(worker=worker, generation=1, applied=0))
+        job.deliver(msg.Entered(worker=worker, generation=1, applied=0))
     job.lose("n0")
     job.lose("n1")
     job.connect(msgspec.structs.replace(hello("n0", session="5" * 8), workers=2))
-    job.say(attach("n0/0/b"))
+    job.deliver(attach("n0/0/b"))
     assert job.machine.record.plan is None, "no node is complete"
     job.connect(msgspec.structs.replace(hello("n1", session="6" * 8), workers=2))
-    job.say(attach("n1/0/b"))
-    job.say(attach("n1/1/b"))
+    job.deliver(attach("n1/0/b"))
+    job.deliver(attach("n1/1/b"))
     assert job.machine.record.plan.workers == ("n1/0/b", "n1/1/b")
     for worker in job.machine.record.plan.workers:
-        job.say(msg.Entered(worker=worker, generation=2, applied=0))
+        job.deliver(msg.Entered(worker=worker, generation=2, applied=0))
     assert job.machine.record.pending is None
-    job.say(attach("n0/1/b"))
+    job.deliver(attach("n0/1/b"))
     assert job.machine.record.pending.workers == ("n1/0/b", "n1/1/b", "n0/0/b", "n0/1/b")
     told = [event for event in job.events if isinstance(event, ev.NodesJoined | ev.GenerationStarted)]
     names = [event.names if isinstance(event, ev.NodesJoined) else event.members for event in told]

@@ -24,7 +24,7 @@ def broadcasts(job: Job, kind: type[msg.BeginNode] | type[msg.PrepareNode]) -> d
 def test_members_are_sent_a_plan_delta_and_joining_nodes_the_complete_plan() -> None:
     job = Job().start()
     job.connect(hello("n3"))
-    job.say(attach(w("n3")))
+    job.deliver(attach(w("n3")))
     told = broadcasts(job, msg.PrepareNode)
     assert [(connections, change.base) for connections, change in told.items()] == [((1, 2, 3), 1), ((4,), 0)]
     change = told[1, 2, 3]
@@ -50,16 +50,16 @@ def test_a_node_that_requests_the_complete_plan_too_often_is_refused() -> None:
         job.report(node, 0)
     begin = job.orders(msg.Begin)[w("n0")]
     for _ in range(MAX_ASKED):
-        job.tell("n2", msg.AskPlan(generation=2))
+        job.deliver_from("n2", msg.AskPlan(generation=2))
         (whole,) = job.sent(msg.BeginNode)
         assert (whole.plan.base, whole.decision) == (0, begin.decision)
         assert job.orders(msg.Begin) == {w("n2"): begin}
-    job.tell("n2", msg.AskPlan(generation=2))
+    job.deliver_from("n2", msg.AskPlan(generation=2))
     (refused,) = job.sent(msg.Refused)
     assert (refused.exit_code, refused.retry) == (EXIT_FAILED, False)
     assert refused.why == "node n2 asks for the plan of generation 2 again and again"
     assert Close(job.connections["n2"]) in job.last
-    assert [event.detail for event in job.said(ev.FailureDetected)] == [refused.why]
+    assert [event.detail for event in job.emitted(ev.FailureDetected)] == [refused.why]
     assert job.orders(msg.Stop).keys() == {w("n0")}, "the other nodes continue without it"
 
 
@@ -77,7 +77,7 @@ def test_the_complete_plan_is_built_once_for_all_requests(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(plans, "change_of", counted)
     for node in ("n0", "n2", "n0"):
-        job.tell(node, msg.AskPlan(generation=2))
+        job.deliver_from(node, msg.AskPlan(generation=2))
         assert job.sent(msg.BeginNode)
     assert made == [2]
 
@@ -85,9 +85,9 @@ def test_the_complete_plan_is_built_once_for_all_requests(monkeypatch: pytest.Mo
 def test_requests_for_an_outdated_plan_are_counted_but_not_answered() -> None:
     job = Job().start()
     for _ in range(MAX_ASKED):
-        job.tell("n2", msg.AskPlan(generation=7))
+        job.deliver_from("n2", msg.AskPlan(generation=7))
         assert not job.last
-    job.tell("n2", msg.AskPlan(generation=1))
+    job.deliver_from("n2", msg.AskPlan(generation=1))
     assert job.sent(msg.Refused)
 
 
@@ -97,5 +97,5 @@ def test_plan_requests_are_counted_separately_for_each_generation() -> None:
         job.machine.context.interruption.start(job.now)
         for node in ("n0", "n1", "n2"):
             job.report(node, 0)
-        job.tell("n2", msg.AskPlan(generation=generation))
+        job.deliver_from("n2", msg.AskPlan(generation=generation))
         assert job.sent(msg.BeginNode)

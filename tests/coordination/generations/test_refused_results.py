@@ -21,7 +21,7 @@ HELD = {"n0": (0, 3), "n1": (1, 4), "n2": (2, 5)}
 def refuses(job: Job, *nodes: str, generation: int = 1, step: int = 1) -> None:
     """Make these nodes' workers refuse a step result."""
     for node in nodes:
-        job.say(msg.VoteRefused(worker=w(node), generation=generation, step=step, why=WHY))
+        job.deliver(msg.VoteRefused(worker=w(node), generation=generation, step=step, why=WHY))
 
 
 def report_refusal(job: Job, *nodes: str, generation: int = 1, at: int = 0) -> None:
@@ -47,7 +47,7 @@ def refused_job(*, saves: bool = False) -> Job:
 
 def all_enter(job: Job, generation: int, *nodes: str) -> None:
     for node in nodes or ("n0", "n1", "n2"):
-        job.say(msg.Entered(worker=w(node), generation=generation, applied=0))
+        job.deliver(msg.Entered(worker=w(node), generation=generation, applied=0))
 
 
 def test_a_refused_step_is_repeated_without_kept_gradients() -> None:
@@ -57,9 +57,9 @@ def test_a_refused_step_is_repeated_without_kept_gradients() -> None:
     assert begin.assignment == ()
     assert begin.plan.workers == (w("n0"), w("n1"), w("n2"))
     assert job.records[-1].refusal == Refusal(step=1, clean_from=2)
-    (found,) = job.said(ev.CorruptionFound)
+    (found,) = job.emitted(ev.CorruptionFound)
     assert (found.step, found.what, found.detail, found.generation) == (1, "samples", WHY, 1)
-    assert job.said(ev.FailureDetected) == []
+    assert job.emitted(ev.FailureDetected) == []
     all_enter(job, 2)
     job.step(1, generation=2)
     (recovered,) = [event for event in job.events if isinstance(event, ev.Recovered)]
@@ -70,10 +70,10 @@ def test_a_collective_broken_by_a_refusal_is_not_a_failure() -> None:
     """A worker that refused closes its groups on Stop, which may break a collective of workers without a result."""
     job = Job().start()
     refuses(job, "n0")
-    job.say(msg.Complaint(worker=w("n2"), generation=1, detail="connection closed by peer"))
+    job.deliver(msg.Complaint(worker=w("n2"), generation=1, detail="connection closed by peer"))
     report_refusal(job, "n0", "n1")
     report_held(job, "n2")
-    assert job.said(ev.FailureDetected) == []
+    assert job.emitted(ev.FailureDetected) == []
     assert len(job.orders(msg.Begin)) == 3
 
 
@@ -85,7 +85,7 @@ def test_no_gradients_are_kept_until_a_refused_step_is_applied() -> None:
     (begin, *_) = job.orders(msg.Begin).values()
     assert (begin.plan.generation, begin.assignment) == (3, ())
     assert job.records[-1].refusal == Refusal(step=1, clean_from=2)
-    assert job.said(ev.CorruptionFound) == []
+    assert job.emitted(ev.CorruptionFound) == []
     all_enter(job, 3, "n0", "n1")
     job.step(1, "n0", "n1", generation=3)
     job.lose("n1")
@@ -106,7 +106,7 @@ def test_a_replayed_refusal_of_an_earlier_attempt_is_not_counted_again() -> None
     report_refusal(job, "n0", "n1")
     report_held(job, "n2")
     assert job.machine.over is None
-    assert job.said(ev.CorruptionFound) == []
+    assert job.emitted(ev.CorruptionFound) == []
     assert job.records[-1].refusal == Refusal(step=1, clean_from=2)
     assert job.machine.transaction.generation == 3
 
@@ -116,7 +116,7 @@ def test_a_second_refusal_without_kept_gradients_ends_the_job() -> None:
     all_enter(job, 2)
     refuses(job, "n0", generation=2)
     report_refusal(job, "n0", "n1", "n2", generation=2)
-    (failed,) = job.said(ev.JobFailed)
+    (failed,) = job.emitted(ev.JobFailed)
     assert failed.why.startswith(WHY)
     assert "had kept nothing" in failed.why
     assert job.machine.over is not None
@@ -130,13 +130,13 @@ def test_a_checkpoint_is_saved_before_a_refused_job_ends() -> None:
         refuses(job, "n0", "n1", "n2", generation=generation, step=2)
         report_refusal(job, "n0", "n1", "n2", generation=generation, at=1)
         for node in ("n0", "n1", "n2"):
-            job.say(msg.Entered(worker=w(node), generation=generation + 1, applied=1))
+            job.deliver(msg.Entered(worker=w(node), generation=generation + 1, applied=1))
     assert job.machine.record.plan is not None
     assert job.machine.record.plan.last
-    job.say(written("n0", 1, "writing-1", generation=3))
-    job.say(kept("n0", 1, "step-1", generation=3))
+    job.deliver(written("n0", 1, "writing-1", generation=3))
+    job.deliver(kept("n0", 1, "step-1", generation=3))
     for node in ("n0", "n1", "n2"):
-        job.say(msg.Finished(worker=w(node), generation=3, step=1))
+        job.deliver(msg.Finished(worker=w(node), generation=3, step=1))
     (failed,) = [event for event in job.events if isinstance(event, ev.JobFailed)]
     assert "had kept nothing" in failed.why
 
@@ -148,11 +148,11 @@ def refused_and_restarted(job: Job, nonce: str, *, step: int = 1) -> None:
     """Make all workers with this nonce refuse a step in the newest generation, and restart."""
     generation = job.machine.record.generation
     for node in ("n0", "n1", "n2"):
-        job.say(msg.VoteRefused(worker=w(node, nonce), generation=generation, step=step, why=WHY))
+        job.deliver(msg.VoteRefused(worker=w(node, nonce), generation=generation, step=step, why=WHY))
     stop = job.machine.context.interruption.stop
     assert stop is not None
     for node in ("n0", "n1", "n2"):
-        job.say(
+        job.deliver(
             msg.Report(
                 worker=w(node, nonce),
                 term=stop.term,
@@ -170,18 +170,18 @@ def fresh(job: Job, nonce: str) -> None:
     for node in ("n0", "n1", "n2"):
         job.connect(hello(node, (attach(w(node, nonce)),), session=f"{ord(nonce):08x}"))
     for node in ("n0", "n1", "n2"):
-        job.say(msg.Entered(worker=w(node, nonce), generation=job.machine.record.generation, applied=0))
+        job.deliver(msg.Entered(worker=w(node, nonce), generation=job.machine.record.generation, applied=0))
 
 
 def test_a_step_refused_again_after_a_full_restart_ends_the_job() -> None:
     job = Job(spec=RESTARTS).start()
     refused_and_restarted(job, "a")
-    assert len(job.said(ev.CorruptionFound)) == 1
+    assert len(job.emitted(ev.CorruptionFound)) == 1
     assert len(job.sent(msg.Refused)) == 3
     fresh(job, "b")
     assert job.records[-1].refusal == Refusal(step=1, clean_from=2)
     refused_and_restarted(job, "b")
-    (failed,) = job.said(ev.JobFailed)
+    (failed,) = job.emitted(ev.JobFailed)
     assert "had kept nothing" in failed.why
 
 
@@ -193,11 +193,11 @@ def test_too_many_full_restarts_for_refused_steps_end_the_job() -> None:
             fresh(job, nonce)
         for before in range(1, step):
             for node in ("n0", "n1", "n2"):
-                job.say(applied(w(node, nonce), job.machine.record.generation, before))
+                job.deliver(applied(w(node, nonce), job.machine.record.generation, before))
         assert job.machine.over is None
         refused_and_restarted(job, nonce, step=step)
         job.now += 5.0
-    (failed,) = job.said(ev.JobFailed)
+    (failed,) = job.emitted(ev.JobFailed)
     assert failed.why == f"{WHY}; {MAX_RETRIES + 1} times in 300 s steps were refused"
 
 

@@ -28,7 +28,7 @@ ONE, OTHER = data(1.0, -3.0), data(5.0, 2.0)
 def connect_with_data(job: Job, node: str, summary: BatchSummary) -> list[msg.EndNode]:
     """Connect a node with these data; return the orders that end it."""
     job.connect(hello(node))
-    job.say(msgspec.structs.replace(attach(w(node)), data=summary))
+    job.deliver(msgspec.structs.replace(attach(w(node)), data=summary))
     return job.sent(msg.EndNode)
 
 
@@ -88,7 +88,7 @@ def test_at_the_start_a_node_with_minority_data_is_refused() -> None:
     assert (end.exit_code, end.alone) == (EXIT_BAD_INPUT, True)
     assert end.why.startswith("node n0 does not fit the job: part [0] of micro-batch 0 of step 1 (float32 4x8)")
     assert "torch.manual_seed" in end.why
-    (refused,) = job.said(ev.NodeRefused)
+    (refused,) = job.emitted(ev.NodeRefused)
     assert (refused.node, refused.why) == ("n0", end.why)
     assert started(job) == []
     job.lose("n0")

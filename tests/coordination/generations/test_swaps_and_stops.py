@@ -17,9 +17,9 @@ def joining(*, armed: bool) -> Job:
     """Return a job of three members in which n3 joins in generation 2."""
     job = Job().start()
     job.connect(hello("n3"))
-    job.say(attach(w("n3")))
+    job.deliver(attach(w("n3")))
     for node in NODES if armed else ():
-        job.say(msg.Prepared(worker=w(node), generation=2))
+        job.deliver(msg.Prepared(worker=w(node), generation=2))
     return job
 
 
@@ -49,7 +49,7 @@ def stops_within(job: Job, seconds: float) -> bool:
         if job.orders(msg.Stop):
             return True
         for node in NODES:
-            job.tell(node, msg.Heartbeat())
+            job.deliver_from(node, msg.Heartbeat())
     return False
 
 
@@ -76,7 +76,7 @@ def test_silence_during_a_coordinator_pause_expels_no_node() -> None:
 def test_a_swap_that_passed_before_a_stop_is_void() -> None:
     job = joining(armed=True)
     job.lose("n2")
-    job.say(applied(w("n0"), 1, 1, commit(1.0, msg.Flag.SWAP)))
+    job.deliver(applied(w("n0"), 1, 1, commit(1.0, msg.Flag.SWAP)))
     assert job.machine.record.plan is not None
     assert job.machine.record.plan.generation == 1
 
@@ -106,34 +106,34 @@ def disarmed(node: str = "n0", term: int = 1, generation: int = 2) -> msg.Disarm
 
 def test_members_stop_at_once_if_the_swap_passed_before_they_disarmed() -> None:
     job = disarming()
-    job.say(applied(w("n0"), 1, 1, commit(1.0, msg.Flag.SWAP)))
+    job.deliver(applied(w("n0"), 1, 1, commit(1.0, msg.Flag.SWAP)))
     assert job.machine.record.plan is not None
     assert job.machine.record.plan.generation == 2
     assert set(job.orders(msg.Stop)) == {w("n0"), w("n1"), w("n2")}
-    job.say(disarmed("n1"))
+    job.deliver(disarmed("n1"))
     assert job.orders(msg.Void) == {}
 
 
 def test_a_disarmed_message_of_another_term_or_generation_is_ignored() -> None:
     job = disarming()
     for stale in (disarmed(term=0), disarmed(generation=1), disarmed(generation=3)):
-        job.say(stale)
+        job.deliver(stale)
         assert job.machine.record.pending is not None
         assert job.kinds == []
-    job.say(disarmed())
+    job.deliver(disarmed())
     assert job.machine.record.pending is None
-    job.say(disarmed("n1"))
+    job.deliver(disarmed("n1"))
     assert job.kinds == [], "one order is enough"
 
 
 def test_an_unrequested_disarmed_message_is_ignored() -> None:
     job = joining(armed=True)
-    job.say(disarmed())
+    job.deliver(disarmed())
     assert job.machine.record.pending is not None
     job.lose("n3")
     job.connect(hello("n4"))
-    job.say(attach(w("n4")))
-    job.say(disarmed("n4"))
+    job.deliver(attach(w("n4")))
+    job.deliver(disarmed("n4"))
     assert job.machine.record.pending is not None, "the worker is in no plan"
 
 
@@ -147,9 +147,9 @@ def test_members_are_not_armed_again_when_a_joiner_reconnects_while_disarming() 
     job.lose("n3")
     job.connect(hello("n3", (attach(w("n3")),), term=1))
     for node in NODES:
-        job.say(msg.Prepared(worker=w(node), generation=2))
+        job.deliver(msg.Prepared(worker=w(node), generation=2))
         assert "Arm" not in job.kinds
-    job.say(disarmed(term=2))
+    job.deliver(disarmed(term=2))
     assert job.kinds == ["persist", *["Void"] * 4]
 
 
@@ -157,7 +157,7 @@ def test_a_member_lost_while_disarming_is_a_failure() -> None:
     job = disarming()
     job.lose("n2")
     assert set(job.orders(msg.Stop)) == {w("n0"), w("n1")}
-    job.say(disarmed())
+    job.deliver(disarmed())
     assert job.orders(msg.Void) == {}
     for node in ("n0", "n1"):
         job.report(node, 0)
@@ -168,7 +168,7 @@ def test_all_members_are_stopped_if_none_disarms_in_time() -> None:
     job = disarming()
     for _ in range(31):
         for node in NODES[:3]:
-            job.tell(node, msg.Heartbeat())
+            job.deliver_from(node, msg.Heartbeat())
         job.tick(1.0)
     assert job.machine.context.interruption.stop is not None
 
@@ -176,10 +176,10 @@ def test_all_members_are_stopped_if_none_disarms_in_time() -> None:
 def test_a_report_for_another_stop_is_ignored() -> None:
     job = Job(nodes=2).start()
     job.step(1)
-    job.say(msg.Complaint(worker=w("n0"), generation=1, detail="reset"))
+    job.deliver(msg.Complaint(worker=w("n0"), generation=1, detail="reset"))
     job.report("n0", 1)
     old = msg.Report(worker=w("n1"), term=1, generation=0, applied=1, step=2, phase=Phase.COMPUTE)
-    job.say(old)
+    job.deliver(old)
     assert job.orders(msg.Begin) == {}
     job.report("n1", 1)
     assert set(job.orders(msg.Begin)) == {w("n0"), w("n1")}

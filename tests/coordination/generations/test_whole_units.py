@@ -190,7 +190,7 @@ class Units(Job):
             self.up(w(name, index, nonce), saves=saves)
 
     def up(self, worker: str, *, saves: bool = False) -> None:
-        self.say(msgspec.structs.replace(attach(worker), layout=SHARD_2, saves=saves))
+        self.deliver(msgspec.structs.replace(attach(worker), layout=SHARD_2, saves=saves))
 
     def begin(self, *, saves: bool = False) -> Units:
         self.boot()
@@ -203,17 +203,17 @@ class Units(Job):
         plan = self.machine.record.plan
         assert plan is not None
         for worker in plan.workers:
-            self.say(msg.Entered(worker=worker, generation=plan.generation, applied=applied))
+            self.deliver(msg.Entered(worker=worker, generation=plan.generation, applied=applied))
 
     def down(self, worker: str) -> None:
         kind = FailureKind.PROCESS_EXIT
-        self.tell(msg.node_of(worker), msg.WorkerDown(worker=worker, kind=kind, detail="gone", exit_code=-9))
+        self.deliver_from(msg.node_of(worker), msg.WorkerDown(worker=worker, kind=kind, detail="gone", exit_code=-9))
 
     def stands(self, worker: str, at: int, *summed: int) -> None:
         stop = self.machine.context.interruption.stop
         assert stop is not None
         report = stand(worker, at, *summed)
-        self.say(msgspec.structs.replace(report, term=stop.term, generation=stop.generation))
+        self.deliver(msgspec.structs.replace(report, term=stop.term, generation=stop.generation))
 
     @property
     def plan(self) -> msg.GenerationPlan:
@@ -236,13 +236,13 @@ def test_the_replica_group_with_the_initial_state_sends_each_role_its_part() -> 
 def test_a_lost_process_removes_its_replica_group_and_is_reported_once() -> None:
     job = Units(nodes=2).begin()
     job.down(w("n0", 1))
-    (failed,) = job.said(ev.FailureDetected)
+    (failed,) = job.emitted(ev.FailureDetected)
     assert failed.detail == "gone; worker 0 of its replica group is replaced with it"
     assert job.machine.context.interruption.awaited(set()) == [w("n1", 0), w("n1", 1)], (
         "no worker waits for the other local rank"
     )
     job.down(w("n0", 0))
-    assert job.said(ev.FailureDetected) == []
+    assert job.emitted(ev.FailureDetected) == []
     job.stands(w("n0", 0), 0)
     job.stands(w("n1", 0), 0, 1)
     job.stands(w("n1", 1), 0)
@@ -289,7 +289,7 @@ def test_a_process_lost_during_a_takeover_removes_its_replica_group() -> None:
     )
     job.connect(msgspec.structs.replace(hello("n0", kept), workers=2))
     assert list(job.machine.members.nodes["n0"].workers) == [w("n0", 1, "b")]
-    assert len(job.said(ev.FailureDetected)) == 1
+    assert len(job.emitted(ev.FailureDetected)) == 1
 
 
 def test_a_replica_group_restarted_during_a_takeover_is_admitted() -> None:
@@ -300,7 +300,7 @@ def test_a_replica_group_restarted_during_a_takeover_is_admitted() -> None:
     kept = tuple(msgspec.structs.replace(attach(one), layout=SHARD_2) for one in anew)
     job.connect(msgspec.structs.replace(hello("n0", kept), workers=2))
     assert tuple(job.machine.members.nodes["n0"].workers) == anew
-    assert len(job.said(ev.FailureDetected)) == 1
+    assert len(job.emitted(ev.FailureDetected)) == 1
     kept = tuple(msgspec.structs.replace(attach(one), layout=SHARD_2) for one in units_of("n1"))
     job.connect(msgspec.structs.replace(hello("n1", kept), workers=2))
     for worker in units_of("n1"):
@@ -315,7 +315,7 @@ def test_a_script_error_replaces_its_replica_group() -> None:
     job = Units(nodes=2).begin()
     error = msg.ScriptError(place="ValueError a.py:1", step=1, micro_batch=0)
     raised = msg.Raised(worker=w("n0", 0), generation=1, detail="ValueError: no", error=error, exit_code=1)
-    job.say(raised)
+    job.deliver(raised)
     for worker in units_of("n0", "n1"):
         job.stands(worker, 0)
     assert job.plan.workers == units_of("n1")
@@ -325,7 +325,7 @@ def test_a_script_error_replaces_its_replica_group() -> None:
 def raise_in(job: Units, worker: str) -> None:
     error = msg.ScriptError(place="ValueError a.py:1", step=2, micro_batch=0)
     generation = job.plan.generation
-    job.say(msg.Raised(worker=worker, generation=generation, detail="ValueError: no", error=error, exit_code=1))
+    job.deliver(msg.Raised(worker=worker, generation=generation, detail="ValueError: no", error=error, exit_code=1))
 
 
 @pytest.mark.parametrize("late", ["raises", "reports"])
@@ -333,7 +333,7 @@ def test_a_replica_group_that_raised_is_ignored_after_the_last_plan(late: str) -
     """The other worker of n1 raised too. Its message came after the plan that saves, and was recorded by mistake."""
     job = Units(nodes=3).begin(saves=True)
     for worker in job.plan.workers:
-        job.say(applied(worker, 1, 1, world=6))
+        job.deliver(applied(worker, 1, 1, world=6))
     raise_in(job, w("n0", 0))
     raise_in(job, w("n1", 1))
     assert job.machine.context.closing.under_way
@@ -346,7 +346,7 @@ def test_a_replica_group_that_raised_is_ignored_after_the_last_plan(late: str) -
     if late == "raises":
         raise_in(job, w("n1", 0))
     else:
-        job.say(stand(w("n1", 0), 1))
+        job.deliver(stand(w("n1", 0), 1))
     assert (job.last, len(job.records)) == ([], written)
 
 
@@ -358,5 +358,5 @@ def test_a_single_replica_without_checkpoints_is_reported_once(nodes: int, saves
         job.lose("n0")
         for worker in units_of("n1"):
             job.stands(worker, 0)
-        (warned,) = job.said(ev.JobAtRisk)
+        (warned,) = job.emitted(ev.JobAtRisk)
         assert "one replica of the model (shard 2)" in warned.why

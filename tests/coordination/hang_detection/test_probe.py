@@ -73,7 +73,7 @@ def answer(job: Job, probe: Probe, *stands: ThreadActivity) -> list[EndHung]:
     """Make the nodes of these workers answer; return the orders to end workers."""
     ended: list[EndHung] = []
     for each in stands:
-        job.tell(msg.node_of(each.worker), ProbeAnswer(number=probe.number, stands=(each,)))
+        job.deliver_from(msg.node_of(each.worker), ProbeAnswer(number=probe.number, stands=(each,)))
         ended += job.sent(EndHung)
     return ended
 
@@ -91,12 +91,12 @@ def test_no_probe_is_sent_while_steps_are_committed() -> None:
 
 def test_a_late_worker_is_killed_and_reported_with_its_activity() -> None:
     job = trained()
-    job.tell("n1", Late(stand=stand("n1")))
+    job.deliver_from("n1", Late(stand=stand("n1")))
     (probe, *_) = job.sent(Probe)
     (end,) = answer(job, probe, stand("n1"), waiting_activity("n0"), waiting_activity("n2"), waiting_activity("n3"))
     assert end.worker == w("n1")
-    job.tell("n1", down(w("n1"), end.why))
-    (failed,) = job.said(ev.FailureDetected)
+    job.deliver_from("n1", down(w("n1"), end.why))
+    (failed,) = job.emitted(ev.FailureDetected)
     assert (failed.node, failed.kind, failed.detector, failed.severity) == ("n1", "hang", "statistics", 2)
     assert (failed.step, failed.phase, failed.micro_batch) == (11, "compute", 3)
     assert "micro-batch 3" in failed.detail
@@ -105,7 +105,7 @@ def test_a_late_worker_is_killed_and_reported_with_its_activity() -> None:
 
 def test_a_kill_at_own_work_is_on_trial_and_all_nodes_watch_that_work() -> None:
     job = trained()
-    job.tell("n1", Late(stand=stand("n1")))
+    job.deliver_from("n1", Late(stand=stand("n1")))
     (probe, *_) = job.sent(Probe)
     (end,) = answer(job, probe, stand("n1"), waiting_activity("n0"), waiting_activity("n2"), waiting_activity("n3"))
     assert end.on_trial
@@ -113,8 +113,10 @@ def test_a_kill_at_own_work_is_on_trial_and_all_nodes_watch_that_work() -> None:
     assert len(watched) == 4
     assert (watched[0].step, watched[0].activity, watched[0].micro_batch) == (11, Activity.COMPUTE, 3)
     assert watched[0].for_s == stand("n1").for_s
-    job.tell("n0", Late(stand=stand("n1", for_s=9.0), ended=True))  # a node may not report another node's worker
-    job.tell("n0", Late(stand=stand("n0", for_s=9.0), ended=True))
+    job.deliver_from(
+        "n0", Late(stand=stand("n1", for_s=9.0), ended=True)
+    )  # a node may not report another node's worker
+    job.deliver_from("n0", Late(stand=stand("n0", for_s=9.0), ended=True))
     assert job.sent(Probe) == []
 
 
@@ -137,7 +139,7 @@ def test_a_worker_that_becomes_late_after_the_answers_is_killed_at_once() -> Non
         )
         == []
     )
-    job.tell("n1", Late(stand=stand("n1")))
+    job.deliver_from("n1", Late(stand=stand("n1")))
     assert [end.worker for end in job.sent(EndHung)] == [w("n1")]
 
 
@@ -151,10 +153,10 @@ def test_an_answer_to_an_earlier_probe_is_ignored() -> None:
 
 def test_a_node_can_report_only_its_own_workers() -> None:
     job = trained()
-    job.tell("n0", Late(stand=stand("n1")))
+    job.deliver_from("n0", Late(stand=stand("n1")))
     assert job.sent(Probe) == []
     probe = asked(job)
-    job.tell("n0", ProbeAnswer(number=probe.number, stands=(waiting_activity("n0"), stand("n1"))))
+    job.deliver_from("n0", ProbeAnswer(number=probe.number, stands=(waiting_activity("n0"), stand("n1"))))
     assert answer(job, probe, waiting_activity("n1"), waiting_activity("n2"), waiting_activity("n3")) == []
 
 
@@ -174,11 +176,11 @@ def test_a_silent_node_that_others_wait_for_fails_before_its_lease_expires() -> 
     job = trained()
     begun, probe = job.now, asked(job)
     answer(job, probe, waiting_activity("n0"), waiting_activity("n1"), waiting_activity("n2"))
-    while not job.said(ev.FailureDetected):
+    while not job.emitted(ev.FailureDetected):
         job.tick(0.05)
         assert job.now < begun + 2.0
         answered = job.sent(Probe)
-        if answered and not job.said(ev.FailureDetected):
+        if answered and not job.emitted(ev.FailureDetected):
             answer(job, answered[0], waiting_activity("n0"), waiting_activity("n1"), waiting_activity("n2"))
     (failed,) = [event for event in job.events if isinstance(event, ev.FailureDetected)]
     assert (failed.node, failed.kind) == ("n3", "lease_expired")
@@ -197,10 +199,10 @@ def test_a_node_with_slow_answers_has_a_longer_timeout(took_s: float, least_s: f
     probe = asked(job)
     since = job.now
     answer(job, probe, *others)
-    while not job.said(ev.FailureDetected):
+    while not job.emitted(ev.FailureDetected):
         job.tick(0.02)
         assert job.now < since + most_s
-        if (again := job.sent(Probe)) and not job.said(ev.FailureDetected):
+        if (again := job.sent(Probe)) and not job.emitted(ev.FailureDetected):
             answer(job, again[0], *others)
     assert job.now - since >= least_s
 
@@ -210,7 +212,7 @@ def test_any_message_shows_that_a_node_is_alive() -> None:
     probe = asked(job)
     answer(job, probe, waiting_activity("n0"), waiting_activity("n1"), waiting_activity("n2"))
     job.tick(PATIENCE_S / 2)
-    job.tell("n3", msg.Heartbeat())
+    job.deliver_from("n3", msg.Heartbeat())
     for _ in range(10):
         job.tick(0.05)
     assert not any(isinstance(event, ev.FailureDetected) for event in job.events)
@@ -221,7 +223,7 @@ def test_a_late_tick_of_the_coordinator_does_not_fail_a_node() -> None:
     probe = asked(job)
     answer(job, probe, waiting_activity("n0"), waiting_activity("n1"), waiting_activity("n2"))
     job.tick(1.2)  # because of a slow store, n3's message is still unread
-    assert not job.said(ev.FailureDetected)
+    assert not job.emitted(ev.FailureDetected)
 
 
 def test_workers_check_their_peers_once_if_all_wait_for_each_other() -> None:
@@ -239,10 +241,10 @@ def test_a_node_unreachable_for_its_peers_fails_after_the_first_check() -> None:
     while not job.orders(msg.LookAround):
         answer(job, asked(job), *map(waiting_activity, NODES))
     for node, missing in (("n0", "n2"), ("n1", "n2"), ("n2", "n0"), ("n3", "n2")):
-        job.say(msg.Complaint(worker=w(node), generation=1, detail="they wait", unreachable=(w(missing),)))
+        job.deliver(msg.Complaint(worker=w(node), generation=1, detail="they wait", unreachable=(w(missing),)))
     for node in NODES:
         job.report(node, 10, msg.Phase.REDUCING)
-    (failed,) = job.said(ev.FailureDetected)
+    (failed,) = job.emitted(ev.FailureDetected)
     assert failed.node == "n2"
 
 
@@ -251,10 +253,10 @@ def test_the_same_members_retry_if_all_reach_each_other() -> None:
     while not job.orders(msg.LookAround):
         answer(job, asked(job), *map(waiting_activity, NODES))
     for node in NODES:
-        job.say(msg.Complaint(worker=w(node), generation=1, detail="all members wait for each other"))
+        job.deliver(msg.Complaint(worker=w(node), generation=1, detail="all members wait for each other"))
     for node in NODES:
         job.report(node, 10, msg.Phase.REDUCING)
-    (failed,) = job.said(ev.FailureDetected)
+    (failed,) = job.emitted(ev.FailureDetected)
     assert failed.severity == 3
     assert len(job.orders(msg.Begin)) == 4
 
@@ -262,7 +264,7 @@ def test_the_same_members_retry_if_all_reach_each_other() -> None:
 def hang_of(job: Job, node: str, others: tuple[str, ...], **fields: object) -> list[EndHung]:
     """Make a worker late while others wait; return the orders to end workers."""
     late = stand(node, **fields)
-    job.tell(node, Late(stand=late))
+    job.deliver_from(node, Late(stand=late))
     probes = job.sent(Probe)
     return answer(job, probes[0], late, *map(waiting_activity, others)) if probes else []
 
@@ -270,12 +272,12 @@ def hang_of(job: Job, node: str, others: tuple[str, ...], **fields: object) -> l
 def test_a_second_node_late_at_the_same_micro_batch_raises_the_limit() -> None:
     job = trained()
     (end,) = hang_of(job, "n1", ("n0", "n2", "n3"))
-    job.tell("n1", down(w("n1"), end.why))
+    job.deliver_from("n1", down(w("n1"), end.why))
     for node in ("n0", "n2", "n3"):
         job.report(node, 10)
     generation = job.machine.transaction.generation
     for node in ("n0", "n2", "n3"):
-        job.say(msg.Entered(worker=w(node), generation=generation, applied=10))
+        job.deliver(msg.Entered(worker=w(node), generation=generation, applied=10))
     assert hang_of(job, "n2", ("n0", "n3"), generation=generation) == []
     (raised,) = [event for event in job.events if isinstance(event, ev.LimitRaised)]
     assert (raised.node, raised.step, raised.phase, raised.micro_batch) == ("n2", 11, "compute", 3)
@@ -352,7 +354,7 @@ def test_a_worker_late_in_the_first_step_is_killed_and_the_limit_grows() -> None
     for name, at_s, ended in (("n1", 31.0, True), ("n2", 31.0, False), ("n2", 301.0, True)):
         late = stand(name, step=1, for_s=at_s, limit_s=0.0, micro_batch=int(name[1:]))
         job.tick(1.0)
-        job.tell(name, Late(stand=late))
+        job.deliver_from(name, Late(stand=late))
         probe = job.sent(Probe)[0]
         others = [msgspec.structs.replace(waiting_activity(node), waits_s=at_s - 1.0) for node in NODES if node != name]
         assert bool(answer(job, probe, late, *others)) == ended
@@ -362,7 +364,7 @@ def test_a_first_step_in_which_all_wait_causes_no_peer_check() -> None:
     job = trained(0)
     for _ in range(50):
         job.tick(1.0)
-        job.tell("n1", Late(stand=waiting_activity("n1")))
+        job.deliver_from("n1", Late(stand=waiting_activity("n1")))
         for probe in job.sent(Probe)[:1]:
             answer(job, probe, *map(waiting_activity, NODES))
             assert job.orders(msg.LookAround) == {}
@@ -373,7 +375,7 @@ def test_workers_check_their_peers_if_all_wait_two_minutes_in_the_first_step() -
     probes: list[Probe] = []
     while not probes:
         for node in NODES:
-            job.tell(node, msg.Heartbeat())
+            job.deliver_from(node, msg.Heartbeat())
         job.tick(1.0)
         probes = job.sent(Probe)
     probe = probes[0]
@@ -400,8 +402,8 @@ def story_of(job: Job, **stacks: str) -> ev.StacksTaken:
     for node, text in stacks.items():
         waiting = Collective(what="all_to_all", size=4, bytes=100, began_s=0.5)
         told = WorkerStack(worker=w(node), stack=text, collectives=(waiting,))
-        job.tell(node, Stacks(number=ask.number, workers=(told,)))
-    (story,) = job.said(ev.StacksTaken)
+        job.deliver_from(node, Stacks(number=ask.number, workers=(told,)))
+    (story,) = job.emitted(ev.StacksTaken)
     return story
 
 
@@ -433,9 +435,9 @@ def test_stacks_are_recorded_after_a_timeout_without_all_answers() -> None:
     job = trained()
     answer(job, asked(job), stand("n1"), *map(waiting_activity, ("n0", "n2", "n3")))
     job.tick(0.5)
-    assert job.said(ev.StacksTaken) == []
+    assert job.emitted(ev.StacksTaken) == []
     job.tick(0.6)
-    (story,) = job.said(ev.StacksTaken)
+    (story,) = job.emitted(ev.StacksTaken)
     assert story.stacks == ()
     assert len(story.workers) == 4
 

@@ -29,8 +29,8 @@ def started(policy: Policy, *standbys: str) -> Job:
 
 def warm(job: Job, standby: str) -> None:
     job.connect(msgspec.structs.replace(hello(standby), standby=True))
-    job.say(attach(w(standby)))
-    job.say(msg.Warmed(worker=w(standby), seconds=0.5))
+    job.deliver(attach(w(standby)))
+    job.deliver(msg.Warmed(worker=w(standby), seconds=0.5))
 
 
 def report_compute_times(
@@ -44,7 +44,7 @@ def report_compute_times(
             own = msg.OwnTimes(
                 compute_s={w(node): took / 5}, computed={w(node): (5, took)}, slow={}, link_bytes_per_s={}
             )
-            job.tell(node, own)
+            job.deliver_from(node, own)
     return [event for event in job.events[before:] if isinstance(event, ev.StragglerFound)]
 
 
@@ -77,7 +77,7 @@ def test_a_straggler_replaced_by_a_standby_is_used_only_as_last_resort() -> None
         job.report(node, 3)
     now = ("n0", "s0", "n2")
     for node in now:
-        job.say(msg.Entered(worker=w(node), generation=3, applied=3))
+        job.deliver(msg.Entered(worker=w(node), generation=3, applied=3))
     job.step(4, *now, generation=3)
     assert job.machine.context.standbys.ready("n1")
     assert report_compute_times(job, "", 20, nodes=now) == []
@@ -124,12 +124,12 @@ def take_effect(job: Job, step: int) -> int:
     assert pending is not None
     assert {member.node for member in pending.members} == set(NODES)
     for node in NODES:
-        job.say(msg.Prepared(worker=w(node), generation=pending.generation))
+        job.deliver(msg.Prepared(worker=w(node), generation=pending.generation))
     before = job.machine.transaction.generation
     for node in NODES:
-        job.say(applied(w(node), before, step, commit(1.0, msg.Flag.SWAP)))
+        job.deliver(applied(w(node), before, step, commit(1.0, msg.Flag.SWAP)))
     for node in NODES:
-        job.say(msg.Entered(worker=w(node), generation=pending.generation, applied=step))
+        job.deliver(msg.Entered(worker=w(node), generation=pending.generation, applied=step))
     return pending.generation
 
 

@@ -68,7 +68,7 @@ def test_a_worker_without_compute_time_has_no_score() -> None:
 def test_the_coordinator_keeps_compute_times_and_sums_slow_activities() -> None:
     job = Job(nodes=4).start()
     for node in NODES:
-        job.tell(node, times(node, 0.5 if node == "n2" else 0.25, slow=2))
+        job.deliver_from(node, times(node, 0.5 if node == "n2" else 0.25, slow=2))
     stragglers = job.machine.context.hang_detection.stragglers
     assert scores(stragglers)[w("n2")] == 2.0
     assert stragglers.slow == {Activity.COMPUTE: 8}

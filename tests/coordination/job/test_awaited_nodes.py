@@ -42,15 +42,15 @@ def test_a_member_that_has_not_entered_is_awaited(job: Job) -> None:
     job.lose("n2")
     for node in ("n0", "n1"):
         job.report(node, 1)
-    job.say(msg.Entered(worker=w("n0"), generation=2, applied=1))
+    job.deliver(msg.Entered(worker=w("n0"), generation=2, applied=1))
     assert awaited_names(job) == [("rank 1 on n1", "to stand")]
 
 
 def test_workers_that_have_not_prepared_are_awaited(job: Job) -> None:
     job.step(1)
     job.connect(hello("n3"))
-    job.say(attach(w("n3")))
-    job.say(msg.Prepared(worker=w("n0"), generation=2))
+    job.deliver(attach(w("n3")))
+    job.deliver(msg.Prepared(worker=w("n0"), generation=2))
     assert [who for who, _ in awaited_names(job)] == ["rank 1 on n1", "rank 2 on n2", "worker 0 of n3"]
 
 
@@ -63,10 +63,10 @@ def test_a_computing_worker_that_others_wait_for_is_awaited(job: Job) -> None:
     stand = msg.ThreadActivity(
         worker=w("n1"), generation=1, step=8, activity=msg.Activity.COMPUTE, for_s=0.25, micro_batch=2
     )
-    job.tell("n1", msg.ProbeAnswer(number=probe.number, stands=(stand,)))
+    job.deliver_from("n1", msg.ProbeAnswer(number=probe.number, stands=(stand,)))
     assert awaited_names(job) == []
     there = msgspec.structs.replace(stand, worker=w("n0"), activity=msg.Activity.REDUCING, micro_batch=None, waits=True)
-    job.tell("n0", msg.ProbeAnswer(number=probe.number, stands=(there,)))
+    job.deliver_from("n0", msg.ProbeAnswer(number=probe.number, stands=(there,)))
     job.now += 0.5
     (one,) = list_awaited(job.machine.context, job.now)
     assert (one.who, one.what) == ("rank 1 on n1", "to be done with its part of step 8")

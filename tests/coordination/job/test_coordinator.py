@@ -30,10 +30,10 @@ def test_the_job_starts_when_all_nodes_have_joined() -> None:
     job = Job(nodes=2).boot()
     assert job.kinds == ["persist", "JobStarted"]
     job.connect(hello("n0"))
-    job.say(attach(w("n0")))
+    job.deliver(attach(w("n0")))
     assert job.kinds == ["persist", "NodesJoined"]
     job.connect(hello("n1"))
-    job.say(attach(w("n1")))
+    job.deliver(attach(w("n1")))
     assert job.kinds == ["persist", "NodesJoined", "GenerationStarted", "BeginNode", "BeginNode"]
     begin = job.orders(msg.Begin)[w("n1")]
     assert begin.decision == msg.Decision(kind=DecisionKind.START, applied=0)
@@ -44,9 +44,9 @@ def test_the_job_starts_when_all_nodes_have_joined() -> None:
 def test_a_step_is_committed_once_all_members_have_applied_it() -> None:
     job = Job().start()
     job.step(1, "n0", "n1")
-    assert not job.said(ev.StepCommitted)
+    assert not job.emitted(ev.StepCommitted)
     job.step(1, "n2")
-    (event,) = job.said(ev.StepCommitted)
+    (event,) = job.emitted(ev.StepCommitted)
     assert (event.step, event.samples, event.loss) == (1, 24, 1.0)
     job.step(1, "n2")
     assert not job.last
@@ -112,7 +112,7 @@ def test_a_ready_worker_finishes_the_step_and_sends_its_state() -> None:
 def test_flags_of_a_step_passed_only_by_lost_workers_are_ignored() -> None:
     job = joining()
     prepare_all(job)
-    job.say(applied(w("n0"), 1, 1, commit(1.0, msg.Flag.SWAP)))
+    job.deliver(applied(w("n0"), 1, 1, commit(1.0, msg.Flag.SWAP)))
     job.lose("n0")
     job.report("n1", 0, Phase.ABANDONED, **reduced(1.0))
     job.report("n2", 0, Phase.ABANDONED, **reduced(1.0))
@@ -121,9 +121,9 @@ def test_flags_of_a_step_passed_only_by_lost_workers_are_ignored() -> None:
     assert begin.decision == msg.Decision(kind=DecisionKind.FORWARD, applied=1, commit=commit(1.0))
     generation = begin.plan.generation
     for node in ("n1", "n2"):
-        job.say(applied(w(node), generation, 1, commit(1.0)))
+        job.deliver(applied(w(node), generation, 1, commit(1.0)))
     for node in ("n1", "n2", "n3"):
-        job.say(msg.Entered(worker=w(node), generation=generation, applied=1))
+        job.deliver(msg.Entered(worker=w(node), generation=generation, applied=1))
     assert [event.step for event in job.events if isinstance(event, ev.StepCommitted)] == [1]
 
 
@@ -139,14 +139,14 @@ def test_a_forward_decision_is_inherited_by_the_next_generation() -> None:
 
 def test_a_step_applied_only_by_an_expelled_node_is_not_committed() -> None:
     job = Job().start()
-    job.say(applied(w("n2"), 1, 1, commit(9.0)))
+    job.deliver(applied(w("n2"), 1, 1, commit(9.0)))
     job.lose("n2")
     job.report("n0", 0, Phase.COMPUTE)
     job.report("n1", 0, Phase.COMPUTE)
     for node in ("n0", "n1"):
-        job.say(msg.Entered(worker=w(node), generation=2, applied=0))
+        job.deliver(msg.Entered(worker=w(node), generation=2, applied=0))
     job.step(1, "n0", "n1", generation=2)
-    assert [event.loss for event in job.said(ev.StepCommitted)] == [1.0]
+    assert [event.loss for event in job.emitted(ev.StepCommitted)] == [1.0]
 
 
 def test_the_job_fails_if_no_copy_of_the_state_is_left() -> None:
@@ -154,15 +154,15 @@ def test_the_job_fails_if_no_copy_of_the_state_is_left() -> None:
     job.step(1)
     job.lose("n0")
     assert job.kinds == ["persist", "FailureDetected", "NodeLeft", "JobFailed", "ActionRequested", "end"]
-    assert "1 committed steps are lost" in job.said(ev.JobFailed)[0].why
+    assert "1 committed steps are lost" in job.emitted(ev.JobFailed)[0].why
 
 
 def test_a_job_that_loses_all_nodes_before_its_first_step_starts_again() -> None:
     job = Job(nodes=1).start()
     job.lose("n0")
-    assert not job.said(ev.JobFailed)
+    assert not job.emitted(ev.JobFailed)
     job.connect(hello("n1"))
-    job.say(attach(w("n1")))
+    job.deliver(attach(w("n1")))
     assert job.orders(msg.Begin)[w("n1")].decision.kind is DecisionKind.START
 
 
@@ -170,7 +170,7 @@ def test_a_partial_initial_state_starts_no_generation() -> None:
     job = Job(nodes=2).boot()
     for node in ("n0", "n1"):
         job.connect(hello(node))
-        job.say(attach(w(node)))
+        job.deliver(attach(w(node)))
     job.lose("n0")
     job.report("n1", None, Phase.ENTERING, fresh=False)
     assert job.sent(msg.Refused)[0].retry
@@ -181,16 +181,16 @@ def test_a_partial_initial_state_starts_no_generation() -> None:
 def test_a_job_without_a_live_copy_rolls_back_to_the_newest_checkpoint() -> None:
     job = Job(nodes=1).start()
     job.step(1)
-    job.say(written("n0", 1, "one"))
+    job.deliver(written("n0", 1, "one"))
     (order,) = job.orders(msg.AcceptCheckpoint).values()
     assert (order.step, order.name, [file.name for file in order.files]) == (1, called(1, "one"), ["part-0"])
-    job.say(kept("n0", 1, "one"))
+    job.deliver(kept("n0", 1, "one"))
     assert job.kinds == ["persist", "CheckpointSaved", "AcceptCheckpoint"]
     job.step(2)
     job.lose("n0")
     job.connect(hello("n1"))
-    job.say(attach(w("n1")))
-    assert job.said(ev.RolledBack)[0].to_step == 1
+    job.deliver(attach(w("n1")))
+    assert job.emitted(ev.RolledBack)[0].to_step == 1
     begin = job.orders(msg.Begin)[w("n1")]
     assert begin.decision == msg.Decision(
         kind=DecisionKind.ROLLBACK, applied=1, source=msg.CheckpointSource(name=called(1, "one"))
@@ -202,19 +202,19 @@ def test_a_damaged_checkpoint_is_rejected_and_the_previous_one_is_used() -> None
     job = Job(nodes=1).start()
     for step, name in ((1, "one"), (2, "two")):
         job.step(step)
-        job.say(kept("n0", step, name))
+        job.deliver(kept("n0", step, name))
     job.lose("n0")
     job.connect(hello("n1"))
-    job.say(attach(w("n1")))
-    job.say(msg.CheckpointDamaged(worker=w("n1"), generation=2, name=called(2, "two"), why="short"))
-    assert job.said(ev.CheckpointRejected)[0].name == called(2, "two")
+    job.deliver(attach(w("n1")))
+    job.deliver(msg.CheckpointDamaged(worker=w("n1"), generation=2, name=called(2, "two"), why="short"))
+    assert job.emitted(ev.CheckpointRejected)[0].name == called(2, "two")
     job.report("n1", None, Phase.ENTERING)
     assert job.orders(msg.Begin)[w("n1")].decision.source == msg.CheckpointSource(name=called(1, "one"))
 
 
 def test_a_checkpoint_is_accepted_only_after_its_step_is_committed() -> None:
     job = Job().start()
-    job.say(written("n0", 1, "one"))
+    job.deliver(written("n0", 1, "one"))
     assert not job.orders(msg.AcceptCheckpoint)
     job.step(1)
     assert list(job.orders(msg.AcceptCheckpoint)) == [w("n0")]
@@ -223,23 +223,23 @@ def test_a_checkpoint_is_accepted_only_after_its_step_is_committed() -> None:
 def joining() -> Job:
     job = Job().start()
     job.connect(hello("n3"))
-    job.say(attach(w("n3")))
+    job.deliver(attach(w("n3")))
     assert job.kinds == ["persist", "NodesJoined", *["PrepareNode"] * 4]
     return job
 
 
 def prepare_all(job: Job) -> None:
     for node in ("n0", "n1", "n2", "n3"):
-        job.say(msg.Prepared(worker=w(node), generation=2))
+        job.deliver(msg.Prepared(worker=w(node), generation=2))
 
 
 def test_a_joining_worker_is_prepared_armed_and_swapped_in() -> None:
     job = joining()
     prepare_all(job)
     assert job.kinds == ["Arm"] * 4
-    job.say(applied(w("n0"), 1, 1, commit(1.0, msg.Flag.SWAP)))
+    job.deliver(applied(w("n0"), 1, 1, commit(1.0, msg.Flag.SWAP)))
     assert job.kinds == ["persist", "GenerationStarted"]
-    assert job.said(ev.GenerationStarted)[0].reason == "join"
+    assert job.emitted(ev.GenerationStarted)[0].reason == "join"
     assert job.machine.record.plan is not None
     assert job.machine.record.plan.workers == (w("n0"), w("n1"), w("n2"), w("n3"))
     assert job.machine.record.pending is None
@@ -248,8 +248,8 @@ def test_a_joining_worker_is_prepared_armed_and_swapped_in() -> None:
 def test_a_member_with_a_failed_vote_goes_forward_if_the_others_swapped() -> None:
     job = joining()
     prepare_all(job)
-    job.say(applied(w("n0"), 1, 1, commit(1.0, msg.Flag.SWAP)))
-    job.say(msg.Complaint(worker=w("n2"), generation=1, detail="vote"))
+    job.deliver(applied(w("n0"), 1, 1, commit(1.0, msg.Flag.SWAP)))
+    job.deliver(msg.Complaint(worker=w("n2"), generation=1, detail="vote"))
     assert job.kinds == ["Stop"] * 4
     job.report("n0", 1, passed=msg.PassedStep(step=1, commit=commit(1.0, msg.Flag.SWAP)))
     job.report("n1", 1, passed=msg.PassedStep(step=1, commit=commit(1.0, msg.Flag.SWAP)))
@@ -270,10 +270,10 @@ def test_members_disarm_without_a_stop_if_a_joiner_is_lost_after_arming() -> Non
     prepare_all(job)
     job.lose("n3")
     assert job.kinds == ["FailureDetected", "NodeLeft", "Disarm", "Disarm", "Disarm"]
-    job.say(msg.Disarmed(worker=w("n1"), term=1, generation=2))
+    job.deliver(msg.Disarmed(worker=w("n1"), term=1, generation=2))
     assert job.kinds == ["persist", "Void", "Void", "Void"]
     job.step(1)
-    assert [event.step for event in job.said(ev.StepCommitted)] == [1]
+    assert [event.step for event in job.emitted(ev.StepCommitted)] == [1]
     assert len([event for event in job.events if isinstance(event, ev.GenerationStarted)]) == 1
 
 
@@ -281,7 +281,7 @@ def test_a_group_that_is_not_built_in_time_is_voided() -> None:
     job = joining()
     for _ in range(31):
         for node in ("n0", "n1", "n2", "n3"):
-            job.tell(node, msg.Heartbeat())
+            job.deliver_from(node, msg.Heartbeat())
         job.tick(1.0)
     assert job.machine.record.pending is None or job.machine.record.pending.generation > 2
 
@@ -290,7 +290,7 @@ def test_a_node_that_is_silent_for_longer_than_its_lease_is_expelled() -> None:
     job = Job().start()
     for _ in range(4):
         for node in ("n0", "n1"):
-            job.tell(node, msg.Heartbeat())
+            job.deliver_from(node, msg.Heartbeat())
         job.tick(1.0)
     (failure,) = [event for event in job.events if isinstance(event, ev.FailureDetected)]
     assert (failure.node, failure.kind) == ("n2", "lease_expired")
@@ -303,7 +303,7 @@ def test_a_paused_coordinator_renews_all_leases() -> None:
     job.tick(60.0)
     assert job.kinds == ["persist"]
     job.tick(1.0)
-    assert not job.said(ev.FailureDetected)
+    assert not job.emitted(ev.FailureDetected)
 
 
 def test_a_pause_of_the_coordinator_does_not_block_a_returning_node() -> None:
@@ -336,7 +336,7 @@ def test_an_expelled_node_can_reconnect_only_with_fresh_workers() -> None:
     job.connect(hello("n2", (attach(w("n2")), msg.Begun(worker=w("n2"), generation=1)), term=1))
     assert job.sent(msg.Refused)[0].retry
     before = job.machine.record
-    job.say(applied(w("n2"), 1, 1))
+    job.deliver(applied(w("n2"), 1, 1))
     assert (job.last, job.machine.record) == ([], before)
     job.connect(hello("n2", session="abcdef01", term=1))
     assert job.kinds == ["Welcome"]
@@ -388,7 +388,7 @@ def test_a_node_that_reconnects_during_its_old_lease_is_refused_with_retry() -> 
 def test_a_worker_with_another_config_ends_its_node_with_exit_code_2() -> None:
     job = Job().start()
     job.connect(hello("n3"))
-    job.say(attach(w("n3"), model="large"))
+    job.deliver(attach(w("n3"), model="large"))
     (end,) = job.sent(msg.EndNode)
     assert (end.exit_code, end.alone) == (2, True)
     assert end.why == "node n3 does not fit the job: model is large, the job's is small"
@@ -398,12 +398,12 @@ def test_a_job_that_waits_for_a_refused_node_reports_it_once() -> None:
     job = Job(nodes=2).boot()
     for node, model in (("n0", "small"), ("n1", "large")):
         job.connect(hello(node))
-        job.say(attach(w(node), model=model))
+        job.deliver(attach(w(node), model=model))
     job.tick(0.1)
-    (waiting,) = job.said(ev.JobWaiting)
+    (waiting,) = job.emitted(ev.JobWaiting)
     assert (waiting.nodes, waiting.why) == (1, "node n1 does not fit the job: model is large, the job's is small")
     job.tick(0.1)
-    assert not job.said(ev.JobWaiting)
+    assert not job.emitted(ev.JobWaiting)
 
 
 def test_an_agent_with_a_newer_term_of_another_job_is_disconnected() -> None:
@@ -416,18 +416,18 @@ def test_the_job_finishes_when_all_members_have_and_late_workers_are_informed() 
     job = Job(nodes=2).start()
     job.step(1)
     job.connect(hello("n2"))
-    job.say(msg.Finished(worker=w("n0"), generation=1, step=1))
+    job.deliver(msg.Finished(worker=w("n0"), generation=1, step=1))
     assert job.kinds == []
-    job.say(msg.Finished(worker=w("n1"), generation=1, step=1))
+    job.deliver(msg.Finished(worker=w("n1"), generation=1, step=1))
     assert job.kinds == ["persist", "JobFinished", "JobDone", "JobDone", "EndNode", "end"]
-    job.say(attach(w("n2")))
+    job.deliver(attach(w("n2")))
     assert job.kinds == ["JobDone"]
 
 
 def test_a_new_coordinator_ends_a_finished_job() -> None:
     job = Job(nodes=1).start()
     job.step(1)
-    job.say(msg.Finished(worker=w("n0"), generation=1, step=1))
+    job.deliver(msg.Finished(worker=w("n0"), generation=1, step=1))
     job.boot(takeover=True)
     assert job.kinds == ["persist", "CoordinatorRestarted", "end"]
     job.connect(hello("n0", (attach(w("n0")), msg.Entered(worker=w("n0"), generation=1, applied=0)), term=1))
@@ -438,7 +438,7 @@ def test_a_new_coordinator_ends_a_finished_job() -> None:
 def test_a_finished_job_stays_finished_if_a_coordinator_starts_on_its_store() -> None:
     job = Job(nodes=1).start()
     job.step(1)
-    job.say(msg.Finished(worker=w("n0"), generation=1, step=1))
+    job.deliver(msg.Finished(worker=w("n0"), generation=1, step=1))
     job.boot()
     assert job.machine.state == "finished"
     assert job.kinds == ["persist", "CoordinatorRestarted", "end"]
@@ -457,12 +457,12 @@ def test_a_restart_emits_and_counts_events_missing_from_the_journal() -> None:
     job = Job().start()
     job.step(1)
     job.connect(hello("n3"))
-    job.say(attach(w("n3")))
+    job.deliver(attach(w("n3")))
     prepare_all(job)
     job.step(2, "n0", "n1")
     # One call commits step 2 and writes a record; the crash comes before the journal has any of it.
     job.events.clear()
-    job.say(applied(w("n2"), 1, 2, commit(1.0, msg.Flag.SWAP)))
+    job.deliver(applied(w("n2"), 1, 2, commit(1.0, msg.Flag.SWAP)))
     record = job.records[-1]
     known = record.outbox[0].seq - 1
     job.boot(Position(seq=known, step=1, samples=24))
@@ -477,11 +477,11 @@ def test_a_restart_emits_and_counts_events_missing_from_the_journal() -> None:
 def test_a_restart_after_an_unjournaled_rollback_counts_from_its_step() -> None:
     job = Job(nodes=1).start()
     job.step(1)
-    job.say(kept("n0", 1, "one"))
+    job.deliver(kept("n0", 1, "one"))
     job.step(2)
     job.lose("n0")
     job.connect(hello("n1"))
-    job.say(attach(w("n1")))
+    job.deliver(attach(w("n1")))
     known = job.records[-1].outbox[0].seq - 1
     job.boot(Position(seq=known, step=2, samples=48, step_samples=24))
     assert job.machine.context.ledger.committed == 1
@@ -491,13 +491,13 @@ def test_a_restart_after_an_unjournaled_rollback_counts_from_its_step() -> None:
 def test_a_restart_does_not_change_the_sample_count() -> None:
     job = Job(nodes=1).start()
     job.step(1)
-    job.say(kept("n0", 1, "one"))
+    job.deliver(kept("n0", 1, "one"))
     job.step(2)
     job.step(3)
     job.lose("n0")
     job.connect(hello("n1"))
-    job.say(attach(w("n1")))
-    assert job.said(ev.RolledBack)
+    job.deliver(attach(w("n1")))
+    assert job.emitted(ev.RolledBack)
     assert (job.machine.context.ledger.committed, job.machine.context.progress.samples) == (1, 24)
     job.boot()
     assert (job.machine.context.ledger.committed, job.machine.context.progress.samples) == (1, 24)
@@ -508,11 +508,11 @@ def test_a_resumed_job_continues_after_a_restart_before_its_first_step() -> None
     job.boot()
     job.machine.transaction.change(checkpoints=(KnownCheckpoint(step=20, name="twenty"),))
     job.connect(hello("n0"))
-    job.say(attach(w("n0")))
+    job.deliver(attach(w("n0")))
     job.boot()
     kept = (attach(w("n0")), msg.Entered(worker=w("n0"), generation=1, applied=20), applied(w("n0"), 1, 21, world=1))
     job.connect(hello("n0", kept, term=1))
-    assert [event.step for event in job.said(ev.StepCommitted)] == [21]
+    assert [event.step for event in job.emitted(ev.StepCommitted)] == [21]
     assert job.machine.context.progress.samples == 24
 
 
@@ -550,7 +550,7 @@ def test_a_truncated_journal_is_repaired_from_the_record(left: int) -> None:
     for node in ("n0", "n1", "n2"):
         kept = (attach(w(node)), msg.Entered(worker=w(node), generation=1, applied=0), applied(w(node), 1, 4))
         job.connect(hello(node, kept, term=1))
-    assert [event.step for event in job.said(ev.StepCommitted)] == [4]
+    assert [event.step for event in job.emitted(ev.StepCommitted)] == [4]
     assert job.machine.context.progress.samples == 96
 
 
@@ -562,7 +562,7 @@ def test_a_restarted_coordinator_waits_for_the_members_and_continues() -> None:
         kept = (attach(w(node)), msg.Entered(worker=w(node), generation=1, applied=0), applied(w(node), 1, 2))
         job.connect(hello(node, kept, term=1))
         assert "Stop" not in job.kinds
-    assert [event.step for event in job.said(ev.StepCommitted)] == [2]
+    assert [event.step for event in job.emitted(ev.StepCommitted)] == [2]
 
 
 def test_a_member_that_does_not_reconnect_after_a_restart_is_expelled() -> None:
@@ -572,7 +572,7 @@ def test_a_member_that_does_not_reconnect_after_a_restart_is_expelled() -> None:
         job.connect(hello(node, (attach(w(node)), msg.Entered(worker=w(node), generation=1, applied=0)), term=1))
     for _ in range(4):
         for node in ("n0", "n1"):
-            job.tell(node, msg.Heartbeat())
+            job.deliver_from(node, msg.Heartbeat())
         job.tick(1.0)
     assert [event.node for event in job.events if isinstance(event, ev.NodeLeft)] == ["n2"]
     assert job.machine.state == "recovering"
@@ -591,7 +591,7 @@ def test_leases_after_a_restart_start_with_the_first_reconnection() -> None:
     assert waits.why.endswith("the coordinator must listen at the address that the agents were given")
     job.connect(hello("n0", (attach(w("n0")), msg.Entered(worker=w("n0"), generation=1, applied=0)), term=1))
     for second in range(5):
-        job.tell("n0", msg.Heartbeat())
+        job.deliver_from("n0", msg.Heartbeat())
         job.tick(1.0)
         lost = [event.node for event in job.events if isinstance(event, ev.NodeLeft)]
         assert lost == ([] if second < 2 else lost)
@@ -608,12 +608,12 @@ def test_no_member_is_expelled_while_others_still_reconnect_after_a_restart() ->
         here.append(node)
         for _ in range(2):
             for known in here:
-                job.tell(known, msg.Heartbeat())
+                job.deliver_from(known, msg.Heartbeat())
             job.tick(1.0)
             assert not [event for event in job.events if isinstance(event, ev.FailureDetected)]
     for _ in range(2):
         for known in here:
-            job.tell(known, msg.Heartbeat())
+            job.deliver_from(known, msg.Heartbeat())
         job.tick(1.0)
     (failure,) = [event for event in job.events if isinstance(event, ev.FailureDetected)]
     assert (failure.node, failure.kind) == ("n5", "lease_expired")
@@ -625,10 +625,10 @@ def test_steps_without_a_live_witness_are_committed_without_their_loss() -> None
     kept = (attach(w("n0")), msg.Entered(worker=w("n0"), generation=1, applied=2), applied(w("n0"), 1, 3, world=2))
     job.connect(hello("n0", kept, term=1))
     for _ in range(4):
-        job.tell("n0", msg.Heartbeat())
+        job.deliver_from("n0", msg.Heartbeat())
         job.tick(1.0)
     job.report("n0", 3, passed=msg.PassedStep(step=3, commit=commit()))
-    job.say(msg.Entered(worker=w("n0"), generation=2, applied=3))
+    job.deliver(msg.Entered(worker=w("n0"), generation=2, applied=3))
     steps = [event for event in job.events if isinstance(event, ev.StepCommitted)]
     assert [step.step for step in steps] == [1, 2, 3]
     assert [math.isnan(step.loss) for step in steps] == [True, True, False]
@@ -641,7 +641,7 @@ def test_a_node_with_a_worker_that_does_not_report_is_removed() -> None:
     job.report("n0", 0)
     for _ in range(6):
         for node in ("n0", "n1"):
-            job.tell(node, msg.Heartbeat())
+            job.deliver_from(node, msg.Heartbeat())
         job.tick(1.0)
     hangs = [e for e in job.events if isinstance(e, ev.FailureDetected) and e.kind == "hang"]
     assert [event.node for event in hangs] == ["n1"]
@@ -656,9 +656,9 @@ def test_a_worker_process_that_dies_leaves_its_node_in_the_job() -> None:
     assert job.kinds == ["FailureDetected", "Stop", "Stop"]
     job.report("n0", 0)
     job.report("n1", 0)
-    job.say(attach(w("n2", "b"), pid=8))
+    job.deliver(attach(w("n2", "b"), pid=8))
     assert job.kinds == ["WorkersChanged"]
-    assert job.said(ev.WorkersChanged)[0].worker_pids == (8,)
+    assert job.emitted(ev.WorkersChanged)[0].worker_pids == (8,)
 
 
 def test_faults_are_refused_unless_the_job_allows_them() -> None:
@@ -731,7 +731,7 @@ def join(job: Job, *nodes: str) -> msg.GenerationPlan:
     """Connect nodes; return the pending plan."""
     for node in nodes:
         job.connect(hello(node))
-        job.say(attach(w(node)))
+        job.deliver(attach(w(node)))
     pending = job.machine.record.pending
     assert pending is not None
     return pending
@@ -748,10 +748,12 @@ def keep_alive(job: Job, seconds: float) -> None:
 def test_an_unreachable_newcomer_does_not_block_other_joins() -> None:
     job = Job(nodes=2).start()
     pending = join(job, "n2")
-    job.say(msg.Complaint(worker=w("n1"), generation=pending.generation, detail="timed out", unreachable=(w("n2"),)))
+    job.deliver(
+        msg.Complaint(worker=w("n1"), generation=pending.generation, detail="timed out", unreachable=(w("n2"),))
+    )
     assert job.machine.record.pending is None
     job.connect(hello("n3"))
-    job.say(attach(w("n3")))
+    job.deliver(attach(w("n3")))
     keep_alive(job, 1.0)
     pending = job.machine.record.pending
     assert pending is not None
@@ -765,7 +767,7 @@ def test_joins_of_an_unreachable_newcomer_are_retried_with_backoff() -> None:
     for _ in range(8):
         pending, since = job.machine.record.pending, job.now
         assert pending is not None
-        job.say(
+        job.deliver(
             msg.Complaint(
                 worker=w("n2"), generation=pending.generation, detail="timed out", unreachable=(w("n0"), w("n1"))
             )
@@ -782,8 +784,8 @@ def test_an_after_apply_error_ends_the_job_with_the_cause() -> None:
     job = Job().start()
     job.step(1)
     why = "after_apply raised at step 1 on n1, rank 1: ZeroDivisionError: of the script (train.py:33)"
-    job.say(msg.ScriptFailed(worker=w("n1"), generation=1, step=1, why=why))
-    assert [failed.why for failed in job.said(ev.JobFailed)] == [why]
+    job.deliver(msg.ScriptFailed(worker=w("n1"), generation=1, step=1, why=why))
+    assert [failed.why for failed in job.emitted(ev.JobFailed)] == [why]
     assert {end.exit_code for end in job.sent(msg.EndNode)} == {EXIT_FAILED}
 
 
@@ -796,7 +798,7 @@ def test_a_script_that_exits_ends_the_job_at_once_with_the_reason() -> None:
     job.step(1)
     end = down("n1", FailureKind.PROCESS_EXIT, "the script called sys.exit(3) (train.py, line 7)", 3, final=True)
     job.feed(Received(job.connections["n1"], end))
-    (failed,) = job.said(ev.JobFailed)
+    (failed,) = job.emitted(ev.JobFailed)
     assert failed.why == "rank 1 on n1: the script called sys.exit(3) (train.py, line 7)"
     assert job.machine.over is not None
     assert job.machine.over.exit_code == 1
@@ -809,7 +811,7 @@ def test_bad_input_found_by_a_member_during_training_ends_the_job() -> None:
     why = "extra['ema'] was changed outside of apply()"
     job.feed(Received(job.connections["n1"], down("n1", FailureKind.PROCESS_EXIT, why, EXIT_BAD_INPUT)))
     assert job.machine.over == EndJob(EXIT_BAD_INPUT, why)
-    assert [failed.why for failed in job.said(ev.JobFailed)] == [why]
+    assert [failed.why for failed in job.emitted(ev.JobFailed)] == [why]
     assert {end.exit_code for end in job.sent(msg.EndNode)} == {EXIT_BAD_INPUT}
 
 
@@ -832,7 +834,7 @@ def test_a_failed_job_reports_the_exception_before_its_consequences() -> None:
                 job.connections[node], down(node, FailureKind.EXCEPTION, "ValueError: bad batch (train.py, line 9)")
             )
         )
-    (failed,) = job.said(ev.JobFailed)
+    (failed,) = job.emitted(ev.JobFailed)
     assert failed.why.startswith("rank 1 on n1: ValueError: bad batch (train.py, line 9); then parameters")
 
 
@@ -842,17 +844,17 @@ def test_a_recovered_failure_is_not_the_reason_of_a_later_end() -> None:
     for node in ("n0", "n2"):
         job.report(node, 0)
     for node in ("n0", "n2"):
-        job.say(msg.Entered(worker=w(node), generation=2, applied=0))
+        job.deliver(msg.Entered(worker=w(node), generation=2, applied=0))
     job.step(1, "n0", "n2", generation=2)
     for node in ("n0", "n2"):
         job.lose(node)
-    (failed,) = job.said(ev.JobFailed)
+    (failed,) = job.emitted(ev.JobFailed)
     assert failed.why.startswith("node n0: connection_lost; then parameters")
 
 
 def finish(job: Job, *nodes: str) -> None:
     for node in nodes:
-        job.say(msg.Finished(worker=w(node), generation=job.machine.transaction.generation, step=1))
+        job.deliver(msg.Finished(worker=w(node), generation=job.machine.transaction.generation, step=1))
 
 
 def test_a_rank_that_finishes_its_loop_alone_fails_the_job() -> None:
@@ -863,7 +865,7 @@ def test_a_rank_that_finishes_its_loop_alone_fails_the_job() -> None:
     job.report("n0", 1, Phase.REDUCING)
     job.report("n1", 1, Phase.FINISHED)
     job.report("n2", 1, Phase.COMPUTE)
-    (failed,) = job.said(ev.JobFailed)
+    (failed,) = job.emitted(ev.JobFailed)
     assert failed.why.startswith("rank 1 on n1 left its loop after step 1 while rank 0 on n0 went on")
 
 
@@ -881,7 +883,7 @@ def test_the_wait_for_members_that_leave_their_loops_late_grows() -> None:
             job.report(node, 1, phase)
         generation += 1
         for node in ("n0", "n1", "n2"):
-            job.say(msg.Entered(worker=w(node), generation=generation, applied=1))
+            job.deliver(msg.Entered(worker=w(node), generation=generation, applied=1))
     assert asked == [3.0, 5.0, 9.0]
     finish(job, "n0", "n1", "n2")
     assert job.machine.record.outcome == "finished"
@@ -904,7 +906,7 @@ def test_the_job_finishes_if_all_scripts_leave_their_loops_after_the_same_step()
     leave(job, "n0", "n1")
     assert job.machine.over is None
     leave(job, "n2")
-    (finished,) = job.said(ev.JobFinished)
+    (finished,) = job.emitted(ev.JobFinished)
     assert finished.steps == 1
     assert [end.exit_code for end in job.sent(msg.EndNode)] == [0, 0, 0]
 
@@ -914,7 +916,7 @@ def test_a_script_that_ends_before_its_first_step_ends_the_job() -> None:
     job = Job().boot()
     for node in ("n0", "n1", "n2"):
         job.connect(hello(node))
-        job.say(attach(w(node)))
+        job.deliver(attach(w(node)))
     assert job.machine.record.plan is not None
     job.feed(Received(job.connections["n1"], left("n1", 0)))
     why = "rank 1 on n1: the script ended before its first step: train in a loop over job.steps()"
@@ -924,7 +926,7 @@ def test_a_script_that_ends_before_its_first_step_ends_the_job() -> None:
 def test_a_script_that_ends_before_all_nodes_have_joined_ends_the_job() -> None:
     job = Job(nodes=2).boot()
     job.connect(hello("n0"))
-    job.say(attach(w("n0")))
+    job.deliver(attach(w("n0")))
     job.feed(Received(job.connections["n0"], left("n0", 0)))
     assert job.machine.over is not None
     assert job.machine.over.why.startswith("worker 0 of n0: the script ended before its first step")
@@ -934,7 +936,7 @@ def test_a_newcomers_script_that_ends_before_its_first_step_does_not_end_the_job
     job = Job().start()
     job.step(1)
     job.connect(hello("n3"))
-    job.say(attach(w("n3")))
+    job.deliver(attach(w("n3")))
     job.feed(Received(job.connections["n3"], left("n3", 0)))
     assert job.machine.over is None
 
@@ -957,7 +959,7 @@ def test_scripts_that_left_their_loops_without_a_coordinator_have_not_failed() -
     for node in ("n0", "n1", "n2"):
         assert job.machine.over is None
         job.connect(came_back(node, applied=1))
-    assert [finished.steps for finished in job.said(ev.JobFinished)] == [1]
+    assert [finished.steps for finished in job.emitted(ev.JobFinished)] == [1]
     assert not [event for event in job.events if isinstance(event, ev.FailureDetected)]
     assert [end.exit_code for end in job.sent(msg.EndNode)] == [0, 0, 0]
 
@@ -975,9 +977,9 @@ def test_the_last_step_of_a_script_that_left_is_ignored_if_it_was_repeated() -> 
     """Its last step did not pass everywhere, and the other workers repeated it with another step result."""
     job = Job().start()
     job.step(1)
-    job.say(applied(w("n0"), 1, 2, commit(1.0)))
+    job.deliver(applied(w("n0"), 1, 2, commit(1.0)))
     job.feed(Received(job.connections["n0"], left("n0", 2)))
-    job.say(msg.Complaint(worker=w("n1"), generation=1, detail="peer lost"))
+    job.deliver(msg.Complaint(worker=w("n1"), generation=1, detail="peer lost"))
     for node in ("n1", "n2"):
         job.report(node, 1, Phase.ABANDONED)
     assert job.machine.record.plan is not None
@@ -997,9 +999,9 @@ def test_the_last_step_of_a_script_that_left_is_ignored_if_it_was_repeated() -> 
     for node in ("n1", "n2"):
         entered = msg.Entered(worker=w(node), generation=2, applied=1)
         job.connect(hello(node, (attach(w(node)), msg.Begun(worker=w(node), generation=2), entered), term=1))
-        job.say(applied(w(node), 2, 2, commit(2.0), world=2))
+        job.deliver(applied(w(node), 2, 2, commit(2.0), world=2))
     leave(job, "n1", "n2")
-    assert [finished.final_loss for finished in job.said(ev.JobFinished)] == [2.0]
+    assert [finished.final_loss for finished in job.emitted(ev.JobFinished)] == [2.0]
 
 
 def test_a_script_exit_without_a_coordinator_ends_the_job_with_its_reason() -> None:
@@ -1007,7 +1009,7 @@ def test_a_script_exit_without_a_coordinator_ends_the_job_with_its_reason() -> N
     job.step(1)
     job.boot(takeover=True)
     job.connect(hello("n0", (down("n0", FailureKind.PROCESS_EXIT, "the script called sys.exit(3)", 3, final=True),)))
-    assert [failed.why for failed in job.said(ev.JobFailed)] == ["rank 0 on n0: the script called sys.exit(3)"]
+    assert [failed.why for failed in job.emitted(ev.JobFailed)] == ["rank 0 on n0: the script called sys.exit(3)"]
 
 
 def test_a_worker_death_without_a_coordinator_is_one_failure() -> None:
@@ -1015,7 +1017,7 @@ def test_a_worker_death_without_a_coordinator_is_one_failure() -> None:
     job.step(1)
     job.boot(takeover=True)
     job.connect(hello("n0", (down("n0", FailureKind.PROCESS_EXIT, "killed by SIGKILL"),)))
-    assert [failure.detail for failure in job.said(ev.FailureDetected)] == ["killed by SIGKILL"]
+    assert [failure.detail for failure in job.emitted(ev.FailureDetected)] == ["killed by SIGKILL"]
 
 
 def test_a_script_that_leaves_its_loop_alone_fails_the_job() -> None:
@@ -1025,7 +1027,7 @@ def test_a_script_that_leaves_its_loop_alone_fails_the_job() -> None:
     keep_alive(job, 3.0)
     job.report("n0", 1, Phase.REDUCING)
     job.report("n2", 1, Phase.REDUCING)
-    (failed,) = job.said(ev.JobFailed)
+    (failed,) = job.emitted(ev.JobFailed)
     assert failed.why.startswith("rank 1 on n1 left its loop after step 1 while rank 0 on n0 went on")
 
 
@@ -1033,7 +1035,7 @@ def test_a_model_mismatch_names_the_first_different_items() -> None:
     job = Job(nodes=2).boot()
     for node, model in (("n0", "a 4x8, b 8, c 2"), ("n1", "a 4x8, b 9, d 2")):
         job.connect(hello(node))
-        job.say(attach(w(node), model=model))
+        job.deliver(attach(w(node), model=model))
     (end,) = job.sent(msg.EndNode)
     assert end.why == "node n1 does not fit the job: the first of the model that differs is b 9, the job's is b 8"
 
@@ -1063,7 +1065,7 @@ def test_a_script_that_leaves_during_a_recovery_is_the_recorded_end_reason() -> 
     """The other workers once waited five seconds for it, and continued without it."""
     job = Job().start(saves=True)
     job.step(1)
-    job.tell("n1", down("n1", FailureKind.PROCESS_EXIT, "SIGKILL"))
+    job.deliver_from("n1", down("n1", FailureKind.PROCESS_EXIT, "SIGKILL"))
     job.report("n0", 1, summed=(0,))
     job.report("n2", 1, summed=(2,))
     assert set(job.orders(msg.Begin)) == {w("n0"), w("n2")}
@@ -1071,7 +1073,7 @@ def test_a_script_that_leaves_during_a_recovery_is_the_recorded_end_reason() -> 
     assert job.machine.context.interruption.stop is not None, "it never reports"
     job.report("n0", 1, Phase.ENTERING)
     assert set(job.orders(msg.Begin)) == {w("n0")}
-    job.say(msg.Entered(worker=w("n0"), generation=3, applied=1))
+    job.deliver(msg.Entered(worker=w("n0"), generation=3, applied=1))
     job.tick(0.2)
     assert job.machine.record.will is None, "it may also be about to leave its loop"
     job.step(2, "n0", generation=3)
@@ -1087,23 +1089,23 @@ def test_a_node_that_joins_as_all_others_leave_is_sent_job_done() -> None:
     prepare_all(job)
     members = ("n0", "n1", "n2")
     for node in members:
-        job.say(applied(w(node), 1, 1, commit(1.0, msg.Flag.SWAP)))
-        job.say(msg.Entered(worker=w(node), generation=2, applied=1))
+        job.deliver(applied(w(node), 1, 1, commit(1.0, msg.Flag.SWAP)))
+        job.deliver(msg.Entered(worker=w(node), generation=2, applied=1))
     assert not [event for event in job.events if isinstance(event, ev.StepCommitted)]
     for node in members:
         assert job.machine.context.interruption.stop is None, "other workers have the state"
         job.feed(Received(job.connections[node], left(node, 1)))
     assert "Stop" in job.kinds
     job.report("n3", None)
-    assert [event.step for event in job.said(ev.StepCommitted)] == [1]
-    assert [(event.reason, event.steps) for event in job.said(ev.JobFinished)] == [("completed", 1)]
+    assert [event.step for event in job.emitted(ev.StepCommitted)] == [1]
+    assert [(event.reason, event.steps) for event in job.emitted(ev.JobFinished)] == [("completed", 1)]
     assert set(job.orders(msg.JobDone)) == {w("n3")}
 
 
 def test_a_store_outage_is_journaled_once_the_store_returns() -> None:
     job = Job().start()
     job.feed(StoreBack(60.5))
-    assert [event.away_s for event in job.said(ev.StoreReturned)] == [60.5]
+    assert [event.away_s for event in job.emitted(ev.StoreReturned)] == [60.5]
 
 
 def test_a_paused_coordinator_writes_its_record_to_detect_another_leader() -> None:

@@ -18,9 +18,9 @@ def beside(*, warm: bool | None = None) -> Job:
     job.step(1)
     if warm is not None:
         job.connect(msgspec.structs.replace(hello("s0"), standby=True))
-        job.say(attach(w("s0")))
+        job.deliver(attach(w("s0")))
         if warm:
-            job.say(msg.Warmed(worker=w("s0"), seconds=0.5))
+            job.deliver(msg.Warmed(worker=w("s0"), seconds=0.5))
     return job
 
 
@@ -80,8 +80,8 @@ def test_the_forecast_counts_expert_replicas() -> None:
     job = Job().boot()
     for name in ("n0", "n1", "n2"):
         job.connect(hello(name))
-        job.say(attach(w(name), experts=shape))
+        job.deliver(attach(w(name), experts=shape))
     for name in ("n0", "n1", "n2"):
-        job.say(msg.Entered(worker=w(name), generation=1, applied=0))
+        job.deliver(msg.Entered(worker=w(name), generation=1, applied=0))
     (one,) = forecast_moves(job.machine.context, ["n1"])
     assert one.expert_replicas == 8, "four slots in each of two layers"

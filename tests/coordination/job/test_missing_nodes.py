@@ -17,7 +17,7 @@ SHAPE = ExpertShape(layers=1, experts=8, slots=6)
 
 def connect_with_worker(job: Job, node: str, shape: ExpertShape | None = None, nonce: str = "a") -> None:
     job.connect(hello(node, session=f"{nonce * 8}"))
-    job.say(msgspec.structs.replace(attach(w(node, nonce)), expert_shape=shape))
+    job.deliver(msgspec.structs.replace(attach(w(node, nonce)), expert_shape=shape))
 
 
 def reported_waits(job: Job) -> list[tuple[int, int]]:
@@ -30,7 +30,7 @@ def started(shape: ExpertShape | None, nodes: int = 2) -> Job:
     for index in range(nodes):
         connect_with_worker(job, f"n{index}", shape)
     for index in range(nodes):
-        job.say(msg.Entered(worker=w(f"n{index}"), generation=1, applied=0))
+        job.deliver(msg.Entered(worker=w(f"n{index}"), generation=1, applied=0))
     job.step(1)
     job.machine.transaction.change(checkpoints=(KnownCheckpoint(step=1, name="step-1"),))
     return job

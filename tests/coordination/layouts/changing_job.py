@@ -38,7 +38,7 @@ class Changing(Job):
         self.connect(msgspec.structs.replace(known, snapshots=held))
         for index in range(2):
             one = attach(w(node, index, nonce), experts=self.experts)
-            self.say(msgspec.structs.replace(one, layout=layout, layouts=self.listed, saves=self.saves))
+            self.deliver(msgspec.structs.replace(one, layout=layout, layouts=self.listed, saves=self.saves))
 
     def begin(self) -> Changing:
         self.boot()
@@ -49,12 +49,12 @@ class Changing(Job):
 
     def enter(self, at: int) -> None:
         for worker in self.plan.workers:
-            self.say(msg.Entered(worker=worker, generation=self.plan.generation, applied=at))
+            self.deliver(msg.Entered(worker=worker, generation=self.plan.generation, applied=at))
 
     def done(self, step: int, after: float = 0.0) -> None:
         self.now += after
         for worker in self.plan.workers:
-            self.say(applied(worker, self.plan.generation, step, world=len(self.plan.members)))
+            self.deliver(applied(worker, self.plan.generation, step, world=len(self.plan.members)))
 
     def all_report(self, at: int) -> None:
         stop = self.machine.context.interruption.stop
@@ -64,7 +64,7 @@ class Changing(Job):
                 known: dict[str, Any] = {"term": stop.term, "generation": stop.generation, "phase": msg.Phase.COMPUTE}
                 if (experts := self.plan.expert_plan) is not None:
                     known["state"] = Holding(experts=experts.placement[self.plan.rank(worker) or 0])
-                self.say(msg.Report(worker=worker, applied=at, step=at + 1, **known))
+                self.deliver(msg.Report(worker=worker, applied=at, step=at + 1, **known))
 
     def shrink(self) -> Changing:
         """Lose a node: the others continue unchanged for two steps, then stop for another layout."""
@@ -92,7 +92,7 @@ class Changing(Job):
         parts = [self.plan.stash_part(rank, at) for rank in mine]
         parts += [self.plan.expert_stash_part(rank, at) for rank in mine if experts]
         held = tuple(part for part in parts if part is not None)
-        self.tell(node, msg.NodeSnapshots(host="h", port=1, parts=held))
+        self.deliver_from(node, msg.NodeSnapshots(host="h", port=1, parts=held))
         return held
 
     @property

@@ -48,33 +48,33 @@ def down(worker: str, **how: Any) -> msg.WorkerDown:
 
 def raise_early(job: Changing, _: Parts) -> None:
     for node in ("n0", "n1"):
-        job.tell(node, down(w(node, 0, "b"), error=OOPS))
+        job.deliver_from(node, down(w(node, 0, "b"), error=OOPS))
 
 
 def bad_input(job: Changing, _: Parts) -> None:
-    job.tell("n0", down(w("n0", 0, "b"), exit_code=EXIT_BAD_INPUT))
+    job.deliver_from("n0", down(w("n0", 0, "b"), exit_code=EXIT_BAD_INPUT))
 
 
 def leave_with_an_exit_code(job: Changing, _: Parts) -> None:
-    job.tell("n0", down(w("n0", 0, "b"), exit_code=3, final=True))
+    job.deliver_from("n0", down(w("n0", 0, "b"), exit_code=3, final=True))
 
 
 def be_killed_twice(job: Changing, _: Parts) -> None:
     for nonce in "bc":
-        job.tell("n0", down(w("n0", 0, nonce), kind=FailureKind.PROCESS_EXIT, exit_code=-9, detail="SIGKILL"))
+        job.deliver_from("n0", down(w("n0", 0, nonce), kind=FailureKind.PROCESS_EXIT, exit_code=-9, detail="SIGKILL"))
 
 
 def be_killed_twice_with_all_of_the_unit(job: Changing, _: Parts) -> None:
     for nonce in "bc":
-        job.tell("n0", down(w("n0", 1, nonce), kind=FailureKind.PROCESS_EXIT, exit_code=-9, detail="SIGKILL"))
+        job.deliver_from("n0", down(w("n0", 1, nonce), kind=FailureKind.PROCESS_EXIT, exit_code=-9, detail="SIGKILL"))
         assert job.machine.record.layout == TWO or nonce == "c"
-        job.tell("n0", down(w("n0", 0, nonce), kind=FailureKind.PROCESS_EXIT, detail="it went with the other"))
+        job.deliver_from("n0", down(w("n0", 0, nonce), kind=FailureKind.PROCESS_EXIT, detail="it went with the other"))
     assert "worker 1 of n0: SIGKILL" in job.events[-1].why
 
 
 def differ(job: Changing, _: Parts) -> None:
     one = msgspec.structs.replace(attach(w("n0", 0, "b")), layout=TWO, layouts=LISTED)
-    job.say(msgspec.structs.replace(one, global_batch=12))
+    job.deliver(msgspec.structs.replace(one, global_batch=12))
 
 
 def raise_in_the_first_step(job: Changing, parts: Parts) -> None:
@@ -83,13 +83,13 @@ def raise_in_the_first_step(job: Changing, parts: Parts) -> None:
     for node in ("n0", "n1"):
         known = {"generation": job.plan.generation, "detail": "ValueError: no", "exit_code": EXIT_FAILED}
         at = msgspec.structs.replace(OOPS, step=4, micro_batch=len(node))
-        job.say(msg.Raised(worker=w(node, 0, "c"), error=at, **known))
+        job.deliver(msg.Raised(worker=w(node, 0, "c"), error=at, **known))
 
 
 def not_fit_what_was_put_away(job: Changing, parts: Parts) -> None:
     reconnect_all(job, TWO, "c", parts)
     known = {"worker": w("n0", 0, "c"), "generation": job.plan.generation, "why": "it does not fit"}
-    job.say(msg.SnapshotDamaged(**known, snapshot=parts["n0"][0], node=""))
+    job.deliver(msg.SnapshotDamaged(**known, snapshot=parts["n0"][0], node=""))
 
 
 def reconnect_all(job: Changing, layout: Any, nonce: str, parts: Parts) -> None:
@@ -152,7 +152,7 @@ def test_a_job_that_also_fails_under_the_previous_layout_ends() -> None:
     bad_input(job, parts)
     for node in parts:
         again(job, node, "d", parts)
-        job.tell(node, down(w(node, 0, "d"), exit_code=3, final=True))
+        job.deliver_from(node, down(w(node, 0, "d"), exit_code=3, final=True))
     (failed,) = [event for event in job.events if isinstance(event, ev.JobFailed)]
     assert "ValueError: no" in failed.why
 
@@ -185,8 +185,8 @@ def test_failed_layouts_survive_a_takeover_but_not_another_run() -> None:
 
 def test_a_worker_process_that_dies_once_is_restarted_under_the_new_layout() -> None:
     job, parts = changed()
-    job.tell("n0", down(w("n0", 0, "b"), kind=FailureKind.PROCESS_EXIT, exit_code=-9))
-    job.tell("n1", down(w("n1", 1, "b"), kind=FailureKind.PROCESS_EXIT, exit_code=-9))
+    job.deliver_from("n0", down(w("n0", 0, "b"), kind=FailureKind.PROCESS_EXIT, exit_code=-9))
+    job.deliver_from("n1", down(w("n1", 1, "b"), kind=FailureKind.PROCESS_EXIT, exit_code=-9))
     assert job.machine.record.layout == TWO
     reconnect_all(job, TWO, "c", parts)
     assert job.plan.places == 2
@@ -199,8 +199,8 @@ def test_exceptions_of_a_whole_replica_group_count_as_one_failure() -> None:
     for index in (0, 1):
         known = {"generation": job.plan.generation, "detail": "CUDA error", "exit_code": EXIT_FAILED}
         at = msgspec.structs.replace(OOPS, step=4, micro_batch=index)
-        job.say(msg.Raised(worker=w("n0", index, "c"), error=at, **known))
-    job.tell("n0", down(w("n0", 1, "c"), kind=FailureKind.PROCESS_EXIT, detail="it went with the other"))
+        job.deliver(msg.Raised(worker=w("n0", index, "c"), error=at, **known))
+    job.deliver_from("n0", down(w("n0", 1, "c"), kind=FailureKind.PROCESS_EXIT, detail="it went with the other"))
     assert job.machine.record.layout == TWO
 
 
@@ -211,7 +211,7 @@ def test_a_failure_after_a_committed_step_does_not_undo_the_layout() -> None:
     job.done(4)
     error = msgspec.structs.replace(OOPS, step=5, micro_batch=0)
     known = {"generation": job.plan.generation, "detail": "no", "error": error, "exit_code": 3, "final": True}
-    job.say(msg.Raised(worker=w("n0", 0, "c"), **known))
+    job.deliver(msg.Raised(worker=w("n0", 0, "c"), **known))
     assert (job.machine.record.layout, job.machine.state) == (TWO, "stopping")
 
 
@@ -219,21 +219,21 @@ def test_a_failure_after_one_worker_committed_does_not_undo_the_layout() -> None
     job, parts = changed(saves=True)
     reconnect_all(job, TWO, "c", parts)
     job.enter(3)
-    job.say(applied(w("n1", 0, "c"), job.plan.generation, 4, world=4))
+    job.deliver(applied(w("n1", 0, "c"), job.plan.generation, 4, world=4))
     error = msgspec.structs.replace(OOPS, step=4)
     known = {"generation": job.plan.generation, "detail": "no", "error": error, "exit_code": 3, "final": True}
-    job.say(msg.Raised(worker=w("n0", 0, "c"), **known))
+    job.deliver(msg.Raised(worker=w("n0", 0, "c"), **known))
     assert (job.machine.record.layout, job.machine.state) == (TWO, "stopping")
 
 
 def test_the_first_worker_exit_undoes_the_layout_if_restarts_are_disabled() -> None:
     job, parts = changed(spec=JobSpec(max_nodes=4, recovery=RecoverySpec(max_restarts=0)))
-    job.tell("n0", down(w("n0", 0, "b"), kind=FailureKind.PROCESS_EXIT, exit_code=-9))
+    job.deliver_from("n0", down(w("n0", 0, "b"), kind=FailureKind.PROCESS_EXIT, exit_code=-9))
     assert job.machine.record.layout == WHOLE
     job.up("n1", WHOLE, "d", parts["n1"])
     for _ in range(9):
         job.tick(1.0)
-        job.tell("n1", msg.Heartbeat())
+        job.deliver_from("n1", msg.Heartbeat())
     assert {msg.node_of(worker) for worker in job.plan.workers} == {"n1"}, "the node itself may be lost"
 
 
@@ -246,7 +246,7 @@ def test_a_job_being_shut_down_is_saved_under_the_previous_layout() -> None:
     assert job.plan.last
     job.enter(3)
     for worker in job.plan.workers:
-        job.say(msg.Finished(worker=worker, generation=job.plan.generation, step=3))
+        job.deliver(msg.Finished(worker=worker, generation=job.plan.generation, step=3))
     (finished,) = [event for event in job.events if isinstance(event, ev.JobFinished)]
     assert (finished.resumable, finished.why) == (True, "Ctrl-C")
 
@@ -255,7 +255,7 @@ def wait(job: Changing, seconds: float, *nodes: str) -> None:
     for _ in range(int(seconds)):
         job.tick(1.0)
         for node in nodes:
-            job.tell(node, msg.Heartbeat())
+            job.deliver_from(node, msg.Heartbeat())
 
 
 def test_a_layout_is_undone_if_workers_do_not_attach_for_ten_minutes() -> None:
@@ -282,7 +282,7 @@ def test_the_attach_timeout_is_longer_if_workers_started_slowly_before() -> None
     wait(job, 400, "n0", "n1", "n2")
     for node in ("n0", "n1", "n2"):
         for index in range(2):
-            job.say(msgspec.structs.replace(attach(w(node, index)), layout=WHOLE, layouts=LISTED))
+            job.deliver(msgspec.structs.replace(attach(w(node, index)), layout=WHOLE, layouts=LISTED))
     job.enter(0)
     parts = job.shrink().changed()
     for node in parts:

@@ -106,7 +106,7 @@ def test_a_node_with_unique_experts_is_awaited_longer_than_its_lease() -> None:
     for _ in range(20):
         job.tick(1.0)
         for node in ("n1", "n3"):
-            job.tell(node, msg.Heartbeat())
+            job.deliver_from(node, msg.Heartbeat())
     assert not [event for event in job.events if isinstance(event, ev.JobFailed | ev.RolledBack)]
     job.up("n0", TWO, "b", parts["n0"])
     assert {msg.node_of(worker) for worker in job.plan.workers} == {"n0", "n1", "n3"}
@@ -128,11 +128,11 @@ def test_experts_lost_with_a_node_are_named_in_the_failure(*, loading: bool) -> 
         assert stop is not None
         known = {"term": stop.term, "generation": stop.generation, "phase": msg.Phase.COMPUTE}
         for index in range(2):
-            job.say(msg.Report(worker=w("n1", index, "b"), applied=None, step=4, **known))
+            job.deliver(msg.Report(worker=w("n1", index, "b"), applied=None, step=4, **known))
     for _ in range(9 if loading else 40):
         job.tick(1.0)
         for node in ("n1", "n3"):
-            job.tell(node, msg.Heartbeat())
+            job.deliver_from(node, msg.Heartbeat())
     (failed,) = [event for event in job.events if isinstance(event, ev.JobFailed)]
     assert "then expert 2 of MoE layer 0 of step 3 have no live copy and there is no checkpoint" in failed.why
 
@@ -144,14 +144,14 @@ def test_a_damaged_expert_part_with_a_copy_does_not_stop_the_job() -> None:
     for node in ("n0", "n1"):
         job.up(node, TWO, "b", parts[node])
     known = {"worker": w("n0", 0, "b"), "generation": job.plan.generation, "why": "cut short"}
-    job.say(msg.SnapshotDamaged(**known, snapshot=parts["n0"][1], node="n0"))
+    job.deliver(msg.SnapshotDamaged(**known, snapshot=parts["n0"][1], node="n0"))
     assert job.machine.context.interruption.stop is None, "the worker that reported it reads another part"
-    job.say(msg.SnapshotDamaged(**known, snapshot=parts["n0"][0], node=""))
+    job.deliver(msg.SnapshotDamaged(**known, snapshot=parts["n0"][0], node=""))
     assert job.machine.record.layout == WHOLE, "no part has the experts that it needs"
     for node in ("n0", "n1"):
         job.up(node, WHOLE, "c", parts[node])
     known |= {"worker": w("n0", 0, "c"), "generation": job.plan.generation}
-    job.say(msg.SnapshotDamaged(**known, snapshot=parts["n0"][0], node=""))
+    job.deliver(msg.SnapshotDamaged(**known, snapshot=parts["n0"][0], node=""))
     assert job.machine.context.interruption.stop is not None, "the same holds under the previous layout"
     assert job.machine.context.snapshots.find_newest(3) is None
 
@@ -160,7 +160,7 @@ def test_snapshots_of_the_previous_layout_are_not_used() -> None:
     job = Changing().begin()
     usual = job.plan.snapshot_part(0, 1)
     job.shrink()
-    job.tell("n0", msg.NodeSnapshots(host="h", port=1, parts=(usual,)))
+    job.deliver_from("n0", msg.NodeSnapshots(host="h", port=1, parts=(usual,)))
     assert job.sent(msg.DropSnapshots) == []
     job.enter(3)
     parts = [job.put(node) for node in ("n0", "n1")]
@@ -179,7 +179,7 @@ def test_the_stash_of_one_node_suffices_if_the_other_node_is_lost() -> None:
     for _ in range(5):
         assert job.machine.record.plan is None, "n0 may come back"
         job.tick(1.0)
-        job.tell("n1", msg.Heartbeat())
+        job.deliver_from("n1", msg.Heartbeat())
         if job.machine.record.plan is not None:
             break
     decision = job.machine.record.decision
@@ -212,7 +212,7 @@ def test_lost_nodes_are_also_awaited_during_a_layout_change() -> None:
     job.up("n0", TWO, "b", parts["n0"])
     for _ in range(9):
         job.tick(1.0)
-        job.tell("n0", msg.Heartbeat())
+        job.deliver_from("n0", msg.Heartbeat())
     assert job.machine.record.plan is None
     (waiting,) = [event for event in job.events if isinstance(event, ev.JobWaiting)]
     assert (waiting.nodes, waiting.why) == (1, "it goes on with as many nodes as before")
@@ -241,7 +241,7 @@ def test_training_continues_if_there_is_no_memory_for_the_stash() -> None:
     job = Changing().begin().shrink()
     job.enter(3)
     worker = job.plan.workers[0]
-    job.say(msg.SnapshotLeftOut(worker=worker, generation=job.plan.generation, step=3, why="no room for 9 bytes"))
+    job.deliver(msg.SnapshotLeftOut(worker=worker, generation=job.plan.generation, step=3, why="no room for 9 bytes"))
     job.all_report(3)
     assert not job.plan.puts_away
     assert job.machine.record.layout == WHOLE
@@ -260,7 +260,7 @@ def test_a_layout_blocked_by_the_script_is_reported_once_per_node_count() -> Non
     def refused(at: int) -> None:
         job.enter(at)
         known: dict[str, Any] = {"worker": job.plan.workers[0], "generation": job.plan.generation, "step": at}
-        job.say(msg.SnapshotLeftOut(**known, why="extra['ema'] was made late", lasting=True))
+        job.deliver(msg.SnapshotLeftOut(**known, why="extra['ema'] was made late", lasting=True))
         job.all_report(at)
         job.enter(at)
 
@@ -302,7 +302,7 @@ def test_workers_that_attach_with_another_layout_are_replaced() -> None:
     job = Changing().begin()
     known = msgspec.structs.replace(hello("n9"), workers=2)
     job.connect(msgspec.structs.replace(known, snapshots=msg.NodeSnapshots(host="h", port=1)))
-    job.say(msgspec.structs.replace(attach(w("n9", 0)), layout=TWO, layouts=LISTED))
+    job.deliver(msgspec.structs.replace(attach(w("n9", 0)), layout=TWO, layouts=LISTED))
     (refused,) = job.sent(msg.Refused)
     assert refused.retry
     assert "the layout in force is one place" in refused.why
@@ -311,7 +311,7 @@ def test_workers_that_attach_with_another_layout_are_replaced() -> None:
 def test_workers_with_another_list_of_layouts_are_refused() -> None:
     job = Changing().begin()
     job.connect(msgspec.structs.replace(hello("n9"), workers=2))
-    job.say(msgspec.structs.replace(attach(w("n9", 0)), layout=WHOLE, layouts=LISTED[::-1]))
+    job.deliver(msgspec.structs.replace(attach(w("n9", 0)), layout=WHOLE, layouts=LISTED[::-1]))
     (end,) = job.sent(msg.EndNode)
     assert "the first of the layouts that differs is one place from 3 nodes on" in end.why
     assert end.exit_code == 2
@@ -322,7 +322,7 @@ FASTEST = (ListedLayout(layout=WHOLE), ListedLayout(layout=TWO))
 
 def raises(job: Changing, worker: str, place: str) -> None:
     error = msg.ScriptError(place=place, step=1, micro_batch=0)
-    job.say(msg.Raised(worker=worker, generation=job.plan.generation, detail=place, error=error, exit_code=1))
+    job.deliver(msg.Raised(worker=worker, generation=job.plan.generation, detail=place, error=error, exit_code=1))
 
 
 def test_a_layout_that_exceeds_memory_before_the_first_step_is_replaced() -> None:
@@ -349,14 +349,14 @@ def test_a_layout_that_exceeds_memory_later_is_replaced_after_a_save() -> None:
     for node in ("n1", "n2"):
         error = msg.ScriptError(place="OutOfMemoryError (train.py, line 3)", step=3, micro_batch=0)
         known = {"generation": job.plan.generation, "detail": "OutOfMemoryError", "error": error, "exit_code": 1}
-        job.say(msg.Raised(worker=w(node, 0), **known))
+        job.deliver(msg.Raised(worker=w(node, 0), **known))
     job.all_report(2)
     assert job.plan.last, "the state of all is saved first"
     job.enter(2)
     checkpoint = KnownCheckpoint(step=2, name="step-2", term=1, generation=job.plan.generation)
     job.machine.transaction.change(checkpoints=(checkpoint,))
     for worker in job.plan.workers:
-        job.say(msg.Finished(worker=worker, generation=job.plan.generation, step=2))
+        job.deliver(msg.Finished(worker=worker, generation=job.plan.generation, step=2))
     assert (job.machine.over, job.machine.record.layout, job.machine.record.plan) == (None, TWO, None)
     (changed,) = [event for event in job.events if isinstance(event, ev.LayoutChanged)]
     assert changed.why.startswith("one place has not fitted memory")
@@ -381,7 +381,7 @@ def test_a_resumed_job_replaces_a_layout_that_exceeds_memory_at_start() -> None:
         job.connect(msgspec.structs.replace(known, snapshots=msg.NodeSnapshots(host="h", port=1)))
     error = msg.ScriptError(place="OutOfMemoryError (train.py, line 3)")
     known = {"kind": FailureKind.EXCEPTION, "detail": "OutOfMemoryError", "exit_code": 1}
-    job.tell("n1", msg.WorkerDown(worker=w("n1", 0, "b"), error=error, **known))
+    job.deliver_from("n1", msg.WorkerDown(worker=w("n1", 0, "b"), error=error, **known))
     assert job.machine.record.layout == TWO
     for node in ("n0", "n1", "n2"):
         job.up(node, TWO, "c")
@@ -411,7 +411,7 @@ def all_saved(job: Changing) -> None:
     assert [event.reason for event in job.events if isinstance(event, ev.GenerationStarted)][-1] == "save"
     job.enter(3)
     for worker in job.plan.workers:
-        job.say(msg.Finished(worker=worker, generation=job.plan.generation, step=3))
+        job.deliver(msg.Finished(worker=worker, generation=job.plan.generation, step=3))
     assert job.machine.over is not None
     (finished,) = [event for event in job.events if isinstance(event, ev.JobFinished)]
     assert (finished.resumable, finished.why) == (True, "Ctrl-C")
@@ -451,7 +451,7 @@ def test_a_job_shut_down_while_it_loads_the_stash_saves_that_state(*, loaded: bo
     for worker in job.plan.workers:
         at = 3 if loaded and msg.node_of(worker) == "n0" else None
         known: dict[str, Any] = {"term": stop.term, "generation": stop.generation, "phase": msg.Phase.COMPUTE}
-        job.say(msg.Report(worker=worker, applied=at, step=4, **known))
+        job.deliver(msg.Report(worker=worker, applied=at, step=4, **known))
     all_saved(job)
 
 

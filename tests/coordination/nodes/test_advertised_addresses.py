@@ -50,10 +50,10 @@ def test_a_loopback_address_from_another_host_is_refused_with_advice() -> None:
     assert (refused.exit_code, refused.retry) == (EXIT_BAD_INPUT, False)
     assert "the coordinator is on another host" in refused.why
     assert "--advertise ADDRESS" in refused.why
-    (event,) = job.said(ev.NodeRefused)
+    (event,) = job.emitted(ev.NodeRefused)
     assert (event.node, event.address, event.why) == ("n0", "127.0.0.1", refused.why)
     assert connect_address(job, "n0", "127.0.0.1", beside=False) is not None
-    assert not job.said(ev.NodeRefused), "it is reported once"
+    assert not job.emitted(ev.NodeRefused), "it is reported once"
     assert connect_address(job, "n0", "10.0.0.2", beside=False) is None
 
 
@@ -80,4 +80,4 @@ def test_a_returning_member_is_not_refused_for_its_address() -> None:
     job = Job(nodes=1, records=job.records, events=job.events, now=job.now + 1).boot()
     refused = connect_address(job, "n0", "127.0.0.1", beside=False)
     assert refused is None or refused.retry, "it is refused only for its lost workers"
-    assert not job.said(ev.NodeRefused)
+    assert not job.emitted(ev.NodeRefused)

@@ -23,9 +23,9 @@ def beside(*standbys: str, warm: bool = True, nodes: int = 3) -> Job:
 
 def add_standby(job: Job, name: str, *, warm: bool) -> None:
     job.connect(msgspec.structs.replace(hello(name), standby=True))
-    job.say(attach(w(name)))
+    job.deliver(attach(w(name)))
     if warm:
-        job.say(msg.Warmed(worker=w(name), seconds=0.5))
+        job.deliver(msg.Warmed(worker=w(name), seconds=0.5))
 
 
 def waited_for(job: Job) -> dict[str, str]:
@@ -105,7 +105,7 @@ def test_the_second_of_two_consecutive_moves_waits_for_the_first() -> None:
         "n2": "n1, which leaves before it",
     }
     for node in ("n0", "s0", "n2"):
-        job.say(msg.Entered(worker=w(node), generation=3, applied=3))
+        job.deliver(msg.Entered(worker=w(node), generation=3, applied=3))
     job.step(4, "n0", "s0", "n2", generation=3)
     assert waited_for(job) == {"n2": "standby s1 to join next to it"}
 
@@ -131,7 +131,7 @@ def test_a_move_waits_for_nothing_while_the_job_ends() -> None:
 def test_a_move_waits_for_a_pending_join() -> None:
     job = beside("s0")
     job.connect(hello("n3"))
-    job.say(attach(w("n3")))
+    job.deliver(attach(w("n3")))
     assert job.machine.record.pending is not None
     job.feed(MoveNodes(("n1",)))
     assert waited_for(job) == {"n1": "generation 2 to begin, which is being prepared"}

@@ -25,7 +25,7 @@ def reported(job: Job, *nodes: str, at: int = 1) -> None:
 
 def entered(job: Job, *nodes: str, generation: int, at: int = 1) -> None:
     for node in nodes:
-        job.say(msg.Entered(worker=w(node), generation=generation, applied=at))
+        job.deliver(msg.Entered(worker=w(node), generation=generation, applied=at))
 
 
 def gone_on(job: Job, step: int, *nodes: str, generation: int = 2) -> None:
@@ -52,9 +52,9 @@ def test_a_closed_connection_after_a_drain_stop_is_not_a_failure() -> None:
     job = Job().start()
     job.feed(Drain(("n1",)))
     job.step(1)
-    job.say(msg.Complaint(worker=w("n2"), generation=1, detail="Connection closed by peer"))
+    job.deliver(msg.Complaint(worker=w("n2"), generation=1, detail="Connection closed by peer"))
     reported(job, "n0", "n1", "n2")
-    assert job.said(ev.GenerationStarted)[-1].reason == "drain"
+    assert job.emitted(ev.GenerationStarted)[-1].reason == "drain"
     assert not [event for event in job.events if isinstance(event, ev.FailureDetected)]
 
 
@@ -62,7 +62,7 @@ def test_a_timeout_after_a_drain_stop_is_a_failure() -> None:
     job = Job().start()
     job.feed(Drain(("n1",)))
     job.step(1)
-    job.say(msg.Complaint(worker=w("n2"), generation=1, detail="timed out", timed_out=True))
+    job.deliver(msg.Complaint(worker=w("n2"), generation=1, detail="timed out", timed_out=True))
     reported(job, "n0", "n1", "n2")
     assert [event for event in job.events if isinstance(event, ev.FailureDetected)]
 
@@ -75,7 +75,7 @@ def test_a_departed_node_is_taken_back_if_the_others_are_lost_first() -> None:
     assert stops[w("n1")].generation == 2
     job.lose("n2")
     reported(job, "n1")
-    begun = job.said(ev.GenerationStarted)[-1]
+    begun = job.emitted(ev.GenerationStarted)[-1]
     assert (begun.members, begun.decision) == (("n1",), DecisionKind.REDO)
     assert not [event for event in job.events if isinstance(event, ev.NodeLeft) and event.node == "n1"]
     assert not [event for event in job.events if isinstance(event, ev.RolledBack)]
@@ -85,15 +85,15 @@ def test_a_retained_node_is_taken_back_if_the_others_are_too_few_for_all_experts
     job = Job(spec=JobSpec(experiments=ExperimentSpec(static_experts=True, ep_size=2))).boot()
     for node in ("n0", "n1", "n2"):
         job.connect(hello(node))
-        job.say(attach(w(node)))
+        job.deliver(attach(w(node)))
     entered(job, "n0", "n1", generation=1, at=0)
     job.feed(Drain(("n1",)))
     job.step(1, "n0", "n1")
     reported(job, "n0", "n1")
-    assert job.said(ev.GenerationStarted)[-1].members == ("n0", "n2")
+    assert job.emitted(ev.GenerationStarted)[-1].members == ("n0", "n2")
     job.lose("n2")
     reported(job, "n0", "n1")
-    assert job.said(ev.GenerationStarted)[-1].members == ("n0", "n1")
+    assert job.emitted(ev.GenerationStarted)[-1].members == ("n0", "n1")
     assert not [event for event in job.events if isinstance(event, ev.JobWaiting)]
 
 
@@ -101,11 +101,11 @@ def test_the_loss_of_a_departed_node_does_not_stop_the_others() -> None:
     job = leaves()
     job.lose("n1")
     assert job.machine.context.interruption.stop is None
-    (left,) = job.said(ev.NodeLeft)
+    (left,) = job.emitted(ev.NodeLeft)
     assert (left.node, left.reason) == ("n1", "drained")
     assert not [event for event in job.events if isinstance(event, ev.FailureDetected)]
     gone_on(job, 2, "n0", "n2")
-    assert job.said(ev.StepCommitted)[-1].step == 2
+    assert job.emitted(ev.StepCommitted)[-1].step == 2
 
 
 def test_a_new_coordinator_knows_the_retained_departed_nodes() -> None:
@@ -118,9 +118,9 @@ def test_a_new_coordinator_knows_the_retained_departed_nodes() -> None:
     assert not job.sent(msg.Refused)
     reported(job, "n0", "n2")
     reported(job, "n1")
-    assert job.said(ev.GenerationStarted)[-1].members == ("n0", "n2")
+    assert job.emitted(ev.GenerationStarted)[-1].members == ("n0", "n2")
     gone_on(job, 2, "n0", "n2", generation=3)
-    assert [event.node for event in job.said(ev.NodeLeft)] == ["n1"]
+    assert [event.node for event in job.emitted(ev.NodeLeft)] == ["n1"]
     assert [one.node for one in job.machine.record.drained] == ["n1"]
 
 
@@ -137,7 +137,7 @@ def test_a_node_that_left_without_a_coordinator_is_not_awaited() -> None:
     assert not job.machine.context.disconnected.promised
     for _ in range(40):
         for node in ("n0", "n2"):
-            job.tell(node, msg.Heartbeat())
+            job.deliver_from(node, msg.Heartbeat())
         job.tick(0.25)
     assert not [event for event in job.events if isinstance(event, ev.FailureDetected)]
     assert len([event for event in job.events if isinstance(event, ev.NodeLeft)]) == 1
@@ -152,14 +152,14 @@ def test_a_job_ends_although_a_retained_node_lags_behind() -> None:
     v = reduced(1.0)
     job.report("n0", 2, passed=msg.PassedStep(step=2, commit=v["reduced"]))
     job.report("n1", 1)
-    (begun,) = job.said(ev.GenerationStarted)
+    (begun,) = job.emitted(ev.GenerationStarted)
     assert (begun.members, begun.decision) == (("n0",), DecisionKind.REDO)
     entered(job, "n0", generation=2, at=2)
     assert job.machine.record.position.step == 1, "no step beyond the retained node is announced"
-    job.say(msg.Finished(worker=w("n0"), generation=2, step=2))
-    assert [event.step for event in job.said(ev.StepCommitted)] == [2]
-    assert [event.reason for event in job.said(ev.NodeLeft)] == ["drained"]
-    assert job.said(ev.JobFinished)
+    job.deliver(msg.Finished(worker=w("n0"), generation=2, step=2))
+    assert [event.step for event in job.emitted(ev.StepCommitted)] == [2]
+    assert [event.reason for event in job.emitted(ev.NodeLeft)] == ["drained"]
+    assert job.emitted(ev.JobFinished)
 
 
 def test_a_checkpoint_of_the_last_step_releases_a_retained_node() -> None:
@@ -172,9 +172,9 @@ def test_a_checkpoint_of_the_last_step_releases_a_retained_node() -> None:
     job.report("n1", 1)
     entered(job, "n0", generation=2, at=2)
     assert job.machine.record.position.step == 1
-    job.say(written("n0", 2, "x", generation=2))
-    assert [event.reason for event in job.said(ev.NodeLeft)] == ["drained"]
-    assert [event.step for event in job.said(ev.StepCommitted)] == [2]
+    job.deliver(written("n0", 2, "x", generation=2))
+    assert [event.reason for event in job.emitted(ev.NodeLeft)] == ["drained"]
+    assert [event.step for event in job.emitted(ev.StepCommitted)] == [2]
 
 
 def test_a_drained_node_leaves_after_a_step_without_a_failure() -> None:
@@ -184,15 +184,15 @@ def test_a_drained_node_leaves_after_a_step_without_a_failure() -> None:
     job.step(1)
     assert job.machine.context.interruption.stop is not None
     reported(job, "n0", "n1", "n2")
-    (begun,) = job.said(ev.GenerationStarted)
+    (begun,) = job.emitted(ev.GenerationStarted)
     assert (begun.reason, begun.members, begun.decision) == ("drain", ("n0", "n2"), DecisionKind.REDO)
-    assert not job.said(ev.NodeLeft), "it is retained until the others have continued without it"
+    assert not job.emitted(ev.NodeLeft), "it is retained until the others have continued without it"
     gone_on(job, 2, "n0", "n2")
-    (left,) = job.said(ev.NodeLeft)
+    (left,) = job.emitted(ev.NodeLeft)
     assert (left.node, left.reason) == ("n1", "drained")
     (end,) = job.sent(msg.EndNode)
     assert (end.exit_code, end.alone) == (EXIT_DONE, True)
-    (recovered,) = job.said(ev.Recovered)
+    (recovered,) = job.emitted(ev.Recovered)
     assert (recovered.action, recovered.detect_s) == ("shrink", 0.0)
     assert not [event for event in job.events if isinstance(event, ev.FailureDetected)]
     assert job.machine.record.leaving == ()
@@ -245,7 +245,7 @@ def test_invalid_drain_requests_are_refused_without_effect() -> None:
         job.feed(Drain(("n2",)))
     job.step(1)
     reported(job, "n0", "n1", "n2")
-    assert job.said(ev.GenerationStarted)[0].members == ("n2",)
+    assert job.emitted(ev.GenerationStarted)[0].members == ("n2",)
 
 
 def test_a_draining_node_with_the_only_state_stays_until_others_have_it() -> None:
@@ -256,8 +256,8 @@ def test_a_draining_node_with_the_only_state_stays_until_others_have_it() -> Non
     job.report("n0", None)
     job.report("n1", 1)
     job.report("n2", None)
-    assert not job.said(ev.NodeLeft)
-    (begun,) = job.said(ev.GenerationStarted)
+    assert not job.emitted(ev.NodeLeft)
+    (begun,) = job.emitted(ev.GenerationStarted)
     assert begun.members == ("n0", "n1", "n2")
     entered(job, "n0", "n1", "n2", generation=2)
     for step in range(2, 2 + RETRY_STEPS):
@@ -265,7 +265,7 @@ def test_a_draining_node_with_the_only_state_stays_until_others_have_it() -> Non
         job.step(step, generation=2)
     reported(job, "n0", "n1", "n2", at=1 + RETRY_STEPS)
     gone_on(job, 2 + RETRY_STEPS, "n0", "n2", generation=3)
-    assert job.said(ev.NodeLeft)[0].node == "n1"
+    assert job.emitted(ev.NodeLeft)[0].node == "n1"
 
 
 def test_a_draining_node_leaves_during_recovery_from_another_failure() -> None:
@@ -273,7 +273,7 @@ def test_a_draining_node_leaves_during_recovery_from_another_failure() -> None:
     job.feed(Drain(("n1",)))
     job.lose("n3")
     reported(job, "n0", "n1", "n2", at=0)
-    (begun,) = job.said(ev.GenerationStarted)
+    (begun,) = job.emitted(ev.GenerationStarted)
     assert (begun.reason, begun.members) == ("failure", ("n0", "n2"))
     assert [event.reason for event in job.events if isinstance(event, ev.NodeLeft)] == ["failed", "drained"]
 
@@ -292,13 +292,13 @@ def test_a_node_lost_while_draining_also_counts_as_drained() -> None:
 def test_a_waiting_node_is_drained_immediately() -> None:
     job = Job(nodes=2).boot()
     job.connect(hello("n0"))
-    job.say(attach(w("n0")))
+    job.deliver(attach(w("n0")))
     job.connect(hello("n1"))
-    job.say(attach(w("n1")))
+    job.deliver(attach(w("n1")))
     assert job.machine.record.plan is not None
     job.connect(hello("n2"))
     job.feed(Drain(("n2",)))
-    assert [event.node for event in job.said(ev.NodeLeft)] == ["n2"]
+    assert [event.node for event in job.emitted(ev.NodeLeft)] == ["n2"]
     assert [message.why for message in job.sent(msg.EndNode)] == ["node n2 is drained"]
 
 
@@ -312,7 +312,7 @@ def test_a_new_coordinator_continues_a_drain() -> None:
     job.step(1)
     reported(job, "n0", "n1", "n2")
     gone_on(job, 2, "n0", "n2")
-    assert [event.node for event in job.said(ev.NodeLeft)] == ["n1"]
+    assert [event.node for event in job.emitted(ev.NodeLeft)] == ["n1"]
 
 
 SHAPE = msg.ExpertShape(layers=1, experts=4, slots=4)
@@ -323,7 +323,7 @@ def with_experts(slots: int, nodes: int = 3) -> Job:
     job = Job(nodes=nodes).boot()
     for index in range(nodes):
         job.connect(hello(f"n{index}"))
-        job.say(attach(w(f"n{index}"), experts=shape))
+        job.deliver(attach(w(f"n{index}"), experts=shape))
     entered(job, *(f"n{index}" for index in range(nodes)), generation=1, at=0)
     return job
 
@@ -362,16 +362,16 @@ def test_a_draining_node_hands_off_unique_experts_before_it_leaves() -> None:
     assert rows[alone[0]] == held[alone[0]], "the draining node sends them"
     assert not find_lost_experts(SHAPE, [blob for name, blob in rows.items() if name != alone[0]])
     for node in held:
-        job.say(msg.Prepared(worker=w(node), generation=2))
+        job.deliver(msg.Prepared(worker=w(node), generation=2))
     swap = commit(1.0, msg.Flag.SWAP)
     for node in held:
-        job.say(applied(w(node), 1, 2, swap))
+        job.deliver(applied(w(node), 1, 2, swap))
     entered(job, *held, generation=2, at=2)
     job.step(3, generation=2)
     assert job.machine.context.interruption.stop is not None
     for node, blob in rows.items():
         job.report(node, 3, state=msg.Holding(dense=True, experts=blob))
-    assert alone[0] not in job.said(ev.GenerationStarted)[0].members
+    assert alone[0] not in job.emitted(ev.GenerationStarted)[0].members
 
 
 def test_steps_beyond_a_lagging_retained_node_are_not_announced() -> None:
@@ -381,20 +381,20 @@ def test_steps_beyond_a_lagging_retained_node_are_not_announced() -> None:
     job.step(1)
     job.report("n0", 1, **reduced(2.0))
     reported(job, "n1", "n2")
-    assert job.said(ev.GenerationStarted)[0].decision is DecisionKind.FORWARD
+    assert job.emitted(ev.GenerationStarted)[0].decision is DecisionKind.FORWARD
     job.lose("n0")
     reported(job, "n1")
     second, third = (msg.PassedStep(step=step, commit=commit(float(step))) for step in (2, 3))
     job.report("n2", 2, passed=second, **reduced(3.0))
-    (begun,) = job.said(ev.GenerationStarted)
+    (begun,) = job.emitted(ev.GenerationStarted)
     assert (begun.members, begun.decision) == (("n2",), DecisionKind.FORWARD)
-    job.say(applied(w("n2"), 3, 3, third.commit))
+    job.deliver(applied(w("n2"), 3, 3, third.commit))
     entered(job, "n2", generation=3, at=3)
     told = [event.step for event in job.events if isinstance(event, ev.StepCommitted)]
     assert told == [1], "no step beyond the retained node is announced"
     job.lose("n2")
     reported(job, "n1")
-    (begun,) = job.said(ev.GenerationStarted)
+    (begun,) = job.emitted(ev.GenerationStarted)
     assert (begun.members, begun.decision) == (("n1",), DecisionKind.REDO)
 
 
@@ -409,15 +409,15 @@ def test_gradients_of_a_step_repeated_by_the_others_are_not_used() -> None:
     job.report("n0", 1, state=half)
     job.report("n1", 1, state=all_of_them, result=all_of_them, reduced=commit(2.0))
     job.report("n2", 1, state=all_of_them)
-    (begun,) = job.said(ev.GenerationStarted)
+    (begun,) = job.emitted(ev.GenerationStarted)
     assert (begun.members, begun.decision) == (("n0", "n2"), DecisionKind.REDO), "n1 leaves, and is retained"
     entered(job, "n0", "n2", generation=2)
     job.lose("n2")
     anew, third = commit(2.5), msg.PassedStep(step=3, commit=commit(3.0))
-    job.say(applied(w("n0"), 2, 2, anew))
+    job.deliver(applied(w("n0"), 2, 2, anew))
     job.report("n0", 2, state=half, result=half, passed=third, reduced=third.commit)
     job.report("n1", 1, state=all_of_them, result=all_of_them, reduced=commit(2.0))
-    (begun,) = job.said(ev.GenerationStarted)
+    (begun,) = job.emitted(ev.GenerationStarted)
     decision = job.machine.record.decision
     assert decision is not None
     assert (decision.kind, decision.applied) == (DecisionKind.REDO, 1)
@@ -436,14 +436,14 @@ def test_a_step_is_announced_only_once_all_members_have_its_state() -> None:
     job.report("n0", 1, state=half, result=half, **ready)
     job.report("n1", 1, state=all_of_them, result=all_of_them, **ready)
     job.report("n2", 1, state=all_of_them, result=all_of_them, **ready)
-    assert job.said(ev.GenerationStarted)[0].decision is DecisionKind.FORWARD
+    assert job.emitted(ev.GenerationStarted)[0].decision is DecisionKind.FORWARD
     job.lose("n2")
     job.report("n0", 3, state=half, passed=msg.PassedStep(step=3, commit=commit(3.0)))
     job.report("n1", 1, state=all_of_them, result=all_of_them, **ready)
-    (begun,) = job.said(ev.GenerationStarted)
+    (begun,) = job.emitted(ev.GenerationStarted)
     assert (sorted(begun.members), begun.decision) == (["n0", "n1"], DecisionKind.FORWARD)
-    job.say(applied(w("n1"), 3, 2, commit(2.0)))
+    job.deliver(applied(w("n1"), 3, 2, commit(2.0)))
     entered(job, "n1", generation=3, at=2)
-    assert not job.said(ev.StepCommitted), "n0 has no state at all"
+    assert not job.emitted(ev.StepCommitted), "n0 has no state at all"
     entered(job, "n0", generation=3, at=2)
-    assert [event.step for event in job.said(ev.StepCommitted)] == [2]
+    assert [event.step for event in job.emitted(ev.StepCommitted)] == [2]

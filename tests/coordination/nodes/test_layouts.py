@@ -16,7 +16,7 @@ def a_node(job: Job, name: str, layout: Layout, workers: int = 2, **fields: obje
     """Connect a node and attach its first worker; return the order that ends the node if it does not fit."""
     job.connect(msgspec.structs.replace(hello(name), workers=workers))
     fields = {"layout": layout, **fields}
-    job.say(msgspec.structs.replace(attach(msg.worker_id(name, 0, "a")), **fields))
+    job.deliver(msgspec.structs.replace(attach(msg.worker_id(name, 0, "a")), **fields))
     ended = job.sent(msg.EndNode)
     return ended[0] if ended else None
 

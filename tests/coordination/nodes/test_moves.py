@@ -17,9 +17,9 @@ from holdfast.protocol.plan import DecisionKind
 def add_standbys(job: Job, *names: str, warm: bool = True) -> None:
     for name in names:
         job.connect(msgspec.structs.replace(hello(name), standby=True))
-        job.say(attach(w(name)))
+        job.deliver(attach(w(name)))
         if warm:
-            job.say(msg.Warmed(worker=w(name), seconds=0.5))
+            job.deliver(msg.Warmed(worker=w(name), seconds=0.5))
 
 
 def with_standbys(*names: str) -> Job:
@@ -50,7 +50,7 @@ def moves(job: Job, *names: str, step: int = 3, to: tuple[str, ...] = ()) -> Non
 
 def gone_on(job: Job, step: int, *nodes: str, generation: int = 3) -> None:
     for node in nodes:
-        job.say(msg.Entered(worker=w(node), generation=generation, applied=step - 1))
+        job.deliver(msg.Entered(worker=w(node), generation=generation, applied=step - 1))
     said: list[Instruction] = []
     for node in nodes:
         job.step(step, node, generation=generation)
@@ -67,16 +67,16 @@ def members(job: Job) -> tuple[str, ...]:
 def test_a_moved_node_swaps_roles_with_its_standby_and_stays_warm() -> None:
     job = with_standbys("s0")
     moves(job, "n1")
-    (begun,) = job.said(ev.GenerationStarted)
+    (begun,) = job.emitted(ev.GenerationStarted)
     assert (begun.reason, begun.decision, members(job)) == ("move", DecisionKind.REDO, ("n0", "s0", "n2"))
     assert job.orders(msg.Begin)[w("s0")].assignment == (), "it has the state, and takes n1's micro-batches"
-    assert not job.said(ev.NodeLeft)
+    assert not job.emitted(ev.NodeLeft)
     gone_on(job, 4, "n0", "s0", "n2")
-    (left,) = job.said(ev.NodeLeft)
+    (left,) = job.emitted(ev.NodeLeft)
     assert (left.node, left.reason) == ("n1", "moved")
-    (ready,) = job.said(ev.StandbyReady)
+    (ready,) = job.emitted(ev.StandbyReady)
     assert (ready.node, ready.roles, ready.warm_s) == ("n1", 1, 0.0)
-    (moved,) = job.said(ev.NodeMoved)
+    (moved,) = job.emitted(ev.NodeMoved)
     assert (moved.from_node, moved.to_node, moved.reason) == ("n1", "s0", "move")
     order = next(i.message.order for i in job.last if getattr(getattr(i, "message", None), "worker", "") == w("n1"))
     assert isinstance(order, msg.BecomeStandby)
@@ -94,7 +94,7 @@ def test_a_moved_node_replaces_the_next_lost_node_in_the_same_process() -> None:
     job.report("n2", 4)
     assert members(job) == ("n0", "n1", "n2")
     assert job.orders(msg.Begin).keys() == {w("n0"), w("n1"), w("n2")}
-    assert [joined.names for joined in job.said(ev.NodesJoined)] == [("n1",)]
+    assert [joined.names for joined in job.emitted(ev.NodesJoined)] == [("n1",)]
 
 
 def test_a_moved_node_is_taken_back_if_the_others_are_lost_right_after() -> None:
@@ -103,7 +103,7 @@ def test_a_moved_node_is_taken_back_if_the_others_are_lost_right_after() -> None
     for node in ("n0", "n2", "s0"):
         job.lose(node)
     job.report("n1", 3)
-    (begun,) = job.said(ev.GenerationStarted)
+    (begun,) = job.emitted(ev.GenerationStarted)
     assert begun.decision is DecisionKind.REDO, "nothing is lost"
     assert members(job) == ("n1",)
     assert not [event for event in job.events if isinstance(event, ev.RolledBack)]
@@ -121,7 +121,7 @@ def test_a_move_waits_until_its_named_standby_is_warm() -> None:
     job.feed(MoveNodes(("n1",), ("s1",)))
     job.step(2)
     assert job.machine.record.pending is None
-    job.say(msg.Warmed(worker=w("s1"), seconds=1.0))
+    job.deliver(msg.Warmed(worker=w("s1"), seconds=1.0))
     joins(job, "s1", step=3)
     for node in ("n0", "n1", "n2", "s1"):
         job.report(node, 4)
@@ -196,7 +196,7 @@ def test_a_second_standby_stays_one_if_a_new_node_replaces_a_lost_one() -> None:
     job.feed(MoveNodes(("n1",), ("s0",)))
     joins(job, "s0")
     job.connect(hello("n3"))
-    job.say(attach(w("n3")))
+    job.deliver(attach(w("n3")))
     job.lose("n0")
     job.lose("n1")
     for node in ("n2", "s0"):
@@ -290,17 +290,19 @@ def test_the_loss_of_a_moved_node_does_not_stop_the_others() -> None:
     moves(job, "n1")
     job.lose("n1")
     assert job.machine.context.interruption.stop is None
-    assert [(left.node, left.reason) for left in job.said(ev.NodeLeft)] == [("n1", "moved")]
+    assert [(left.node, left.reason) for left in job.emitted(ev.NodeLeft)] == [("n1", "moved")]
     gone_on(job, 4, "n0", "s0", "n2")
-    assert job.said(ev.StepCommitted)
+    assert job.emitted(ev.StepCommitted)
 
 
 def test_a_worker_process_that_ends_right_after_a_move_is_replaced() -> None:
     job = with_standbys("s0")
     moves(job, "n1")
-    job.tell("n1", msg.WorkerDown(worker=w("n1"), kind=msg.FailureKind.PROCESS_EXIT, detail="killed", exit_code=-9))
+    job.deliver_from(
+        "n1", msg.WorkerDown(worker=w("n1"), kind=msg.FailureKind.PROCESS_EXIT, detail="killed", exit_code=-9)
+    )
     assert job.machine.context.interruption.stop is None
-    job.say(attach(w("n1", "b")))
+    job.deliver(attach(w("n1", "b")))
     gone_on(job, 4, "n0", "s0", "n2")
     job.tick(1.0)
     warm = [one for one in job.machine.record.standbys if one.node == "n1"]
@@ -382,16 +384,16 @@ def test_a_standby_joins_next_to_the_last_node_before_it_leaves(request_: MoveNo
     assert pending is not None
     assert [member.node for member in pending.members] == ["n0", "s0"]
     for node in ("n0", "s0"):
-        job.say(msg.Prepared(worker=w(node), generation=2))
-    job.say(applied(w("n0"), 1, 3, commit(1.0, msg.Flag.SWAP)))
+        job.deliver(msg.Prepared(worker=w(node), generation=2))
+    job.deliver(applied(w("n0"), 1, 3, commit(1.0, msg.Flag.SWAP)))
     for node in ("n0", "s0"):
-        job.say(msg.Entered(worker=w(node), generation=2, applied=3))
+        job.deliver(msg.Entered(worker=w(node), generation=2, applied=3))
     job.step(4, "n0", "s0", generation=2)
     for node in ("n0", "s0"):
         job.report(node, 4)
     assert members(job) == ("s0",)
     gone_on(job, 5, "s0")
-    assert [left.node for left in job.said(ev.NodeLeft)] == ["n0"]
+    assert [left.node for left in job.emitted(ev.NodeLeft)] == ["n0"]
     assert job.machine.record.wanted == 1
     assert [moved.to_node for moved in job.events if isinstance(moved, ev.NodeMoved)] == ["s0"]
 

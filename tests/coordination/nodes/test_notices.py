@@ -19,9 +19,9 @@ def beside(*, warm: bool | None = None, nodes: int = 3) -> Job:
     job.step(1, *(f"n{index}" for index in range(nodes)))
     if warm is not None:
         job.connect(msgspec.structs.replace(hello("s0"), standby=True))
-        job.say(attach(w("s0")))
+        job.deliver(attach(w("s0")))
         if warm:
-            job.say(msg.Warmed(worker=w("s0"), seconds=0.5))
+            job.deliver(msg.Warmed(worker=w("s0"), seconds=0.5))
     return job
 
 
@@ -32,11 +32,11 @@ def reported(job: Job, at: int, *others: str) -> None:
 
 def test_a_node_with_an_end_notice_leaves_after_the_step_without_a_failure() -> None:
     job = beside()
-    job.tell("n1", msg.EndNotice(grace_s=30.0))
+    job.deliver_from("n1", msg.EndNotice(grace_s=30.0))
     assert job.machine.context.interruption.stop is None, "no node stops in the middle of a step"
     job.step(2)
     reported(job, 2)
-    (begun,) = job.said(ev.GenerationStarted)
+    (begun,) = job.emitted(ev.GenerationStarted)
     assert (begun.reason, begun.members) == ("drain", ("n0", "n2"))
     assert not [event for event in job.events if isinstance(event, ev.FailureDetected)]
 
@@ -46,23 +46,23 @@ def joined(job: Job, step: int) -> None:
     everybody = job.join("s0", step=step)
     job.step(step + 1, *everybody, generation=2)
     reported(job, step + 1, "s0")
-    (begun,) = job.said(ev.GenerationStarted)
+    (begun,) = job.emitted(ev.GenerationStarted)
     assert (begun.reason, begun.members) == ("drain", ("n0", "s0", "n2"))
 
 
 def test_a_warm_standby_joins_next_to_a_reclaimed_node_and_replaces_it() -> None:
     job = beside(warm=True)
-    job.tell("n1", msg.EndNotice(grace_s=30.0))
+    job.deliver_from("n1", msg.EndNotice(grace_s=30.0))
     joined(job, 2)
 
 
 def test_a_standby_replaces_a_node_without_a_join_if_the_grace_is_short() -> None:
     job = beside(warm=True)
-    job.tell("n1", msg.EndNotice(grace_s=0.5))
+    job.deliver_from("n1", msg.EndNotice(grace_s=0.5))
     assert job.machine.record.pending is None
     job.step(2)
     reported(job, 2)
-    (begun,) = job.said(ev.GenerationStarted)
+    (begun,) = job.emitted(ev.GenerationStarted)
     assert begun.members == ("n0", "s0", "n2")
     assert job.orders(msg.Begin)[w("s0")].assignment[1] == (), (
         "it computes nothing of the step in which it receives its state"
@@ -72,7 +72,7 @@ def test_a_standby_replaces_a_node_without_a_join_if_the_grace_is_short() -> Non
 def test_a_moving_node_keeps_its_standby_after_an_end_notice() -> None:
     job = beside(warm=True)
     job.feed(MoveNodes(("n1",)))
-    job.tell("n1", msg.EndNotice(grace_s=30.0))
+    job.deliver_from("n1", msg.EndNotice(grace_s=30.0))
     (leaving,) = job.machine.record.leaving
     assert (leaving.beside, leaving.stays) == ("s0", False)
     joined(job, 2)
@@ -81,25 +81,25 @@ def test_a_moving_node_keeps_its_standby_after_an_end_notice() -> None:
 def test_a_moving_node_does_not_stay_as_a_standby_after_an_end_notice() -> None:
     job = beside(warm=False)
     job.feed(MoveNodes(("n1",)))
-    job.tell("n1", msg.EndNotice(grace_s=30.0))
+    job.deliver_from("n1", msg.EndNotice(grace_s=30.0))
     (leaving,) = job.machine.record.leaving
     assert (leaving.stays, leaving.until - leaving.since) == (False, pytest.approx(30.0))
 
 
 def test_a_second_end_notice_does_not_change_the_deadline() -> None:
     job = beside()
-    job.tell("n1", msg.EndNotice(grace_s=30.0))
+    job.deliver_from("n1", msg.EndNotice(grace_s=30.0))
     before = job.machine.record.leaving
-    job.tell("n1", msg.EndNotice(grace_s=20.0))
+    job.deliver_from("n1", msg.EndNotice(grace_s=20.0))
     assert job.machine.record.leaving == before
 
 
 def test_the_last_node_trains_until_its_grace_period_ends() -> None:
     job = beside(nodes=1)
-    job.tell("n0", msg.EndNotice(grace_s=30.0))
+    job.deliver_from("n0", msg.EndNotice(grace_s=30.0))
     assert not job.machine.record.leaving
-    job.tell("n0", msg.Leave(reason="told", detail="told to end, it has stayed for its grace of 30 s"))
-    (left,) = job.said(ev.NodeLeft)
+    job.deliver_from("n0", msg.Leave(reason="told", detail="told to end, it has stayed for its grace of 30 s"))
+    (left,) = job.emitted(ev.NodeLeft)
     assert (left.node, left.reason) == ("n0", "failed")
     assert "its grace of 30 s" in left.detail
 
@@ -107,7 +107,7 @@ def test_the_last_node_trains_until_its_grace_period_ends() -> None:
 def settled(job: Job, *nodes: str, step: int = 2) -> ev.NodeLeft:
     generation = job.machine.record.generation
     for name in nodes:
-        job.say(msg.Entered(worker=w(name), generation=generation, applied=step))
+        job.deliver(msg.Entered(worker=w(name), generation=generation, applied=step))
     job.step(step + 1, *nodes, generation=generation)
     job.step(step + 2, *nodes, generation=generation)
     (left,) = [event for event in job.events if isinstance(event, ev.NodeLeft)]
@@ -116,7 +116,7 @@ def settled(job: Job, *nodes: str, step: int = 2) -> ev.NodeLeft:
 
 def test_a_reclaimed_node_may_return_and_its_departure_is_explained() -> None:
     job = beside()
-    job.tell("n1", msg.EndNotice(grace_s=30.0))
+    job.deliver_from("n1", msg.EndNotice(grace_s=30.0))
     job.step(2)
     reported(job, 2)
     left = settled(job, "n0", "n2")
@@ -130,7 +130,7 @@ def test_a_reclaimed_node_may_return_and_its_departure_is_explained() -> None:
 
 def test_a_replaced_node_reports_the_remaining_grace_only() -> None:
     job = beside(warm=True)
-    job.tell("n1", msg.EndNotice(grace_s=30.0))
+    job.deliver_from("n1", msg.EndNotice(grace_s=30.0))
     joined(job, 2)
     assert settled(job, "n0", "s0", "n2", step=3).detail.endswith(" s were left")
     assert job.machine.record.wanted == 3
@@ -140,7 +140,7 @@ def test_a_replaced_node_reports_the_remaining_grace_only() -> None:
 def test_a_cold_standby_is_awaited_if_the_grace_is_long_enough(grace_s: float, *, waits: bool) -> None:
     job = beside(warm=False)
     job.machine.context.progress.costs.add_measurement(Cost.WARM_UP, 40.0)
-    job.tell("n1", msg.EndNotice(grace_s=grace_s))
+    job.deliver_from("n1", msg.EndNotice(grace_s=grace_s))
     said = [describe_wait(job.machine.context, one) for one in job.machine.record.leaving]
     assert said == ["a standby to be warm" if waits else "the end of a step"]
     job.step(2)
@@ -149,7 +149,7 @@ def test_a_cold_standby_is_awaited_if_the_grace_is_long_enough(grace_s: float, *
         reported(job, 2)
         assert settled(job, "n0", "n2").detail.endswith("no standby has taken its place: one could have in 40.0 s")
         return
-    job.say(msg.Warmed(worker=w("s0"), seconds=0.5))
+    job.deliver(msg.Warmed(worker=w("s0"), seconds=0.5))
     joined(job, 3)
 
 
@@ -157,5 +157,5 @@ def test_the_job_stops_immediately_if_the_grace_is_shorter_than_a_step() -> None
     job = beside()
     for _ in range(5):
         job.machine.context.progress.costs.add_step(10.0, 0.0, 2)
-    job.tell("n1", msg.EndNotice(grace_s=5.0))
+    job.deliver_from("n1", msg.EndNotice(grace_s=5.0))
     assert job.machine.context.interruption.stop is not None

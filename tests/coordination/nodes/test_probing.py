@@ -24,9 +24,9 @@ def start_job(nodes: int, *, saves: bool = False) -> Job:
         job.connect(at(f"n{index}"))
         assert job.sent(msg.Welcome), job.last
         answer(job, probes(job))
-        job.say(msgspec.structs.replace(attach(w(f"n{index}")), saves=saves))
+        job.deliver(msgspec.structs.replace(attach(w(f"n{index}")), saves=saves))
     for index in range(nodes):
-        job.say(msg.Entered(worker=w(f"n{index}"), generation=1, applied=0))
+        job.deliver(msg.Entered(worker=w(f"n{index}"), generation=1, applied=0))
     job.step(1)
     return job
 
@@ -41,7 +41,7 @@ def probes(job: Job) -> dict[str, msg.ProbeAddress]:
 
 def answer(job: Job, asked: dict[str, msg.ProbeAddress], **errors: str) -> None:
     for node, probe in asked.items():
-        job.tell(node, msg.AddressProbed(number=probe.number, error=errors.get(node, "")))
+        job.deliver_from(node, msg.AddressProbed(number=probe.number, error=errors.get(node, "")))
         if errors.get(node):
             return
 
@@ -53,10 +53,10 @@ def test_a_new_node_is_accepted_after_mutual_probes_with_a_member() -> None:
     (member,) = asked.keys() - {"n9"}
     assert (asked[member].host, asked["n9"].host) == ("host-of-n9", f"host-of-{member}")
     assert not job.sent(msg.Welcome)
-    job.tell(member, msg.AddressProbed(number=asked[member].number))
+    job.deliver_from(member, msg.AddressProbed(number=asked[member].number))
     assert not job.sent(msg.Welcome)
-    job.say(attach(w("n9")))  # its worker attaches before the node is accepted
-    job.tell("n9", msg.AddressProbed(number=asked["n9"].number))
+    job.deliver(attach(w("n9")))  # its worker attaches before the node is accepted
+    job.deliver_from("n9", msg.AddressProbed(number=asked["n9"].number))
     assert job.sent(msg.Welcome)
     assert w("n9") in job.machine.members.nodes["n9"].workers
     assert job.machine.record.pending is not None
@@ -71,7 +71,7 @@ def test_a_second_member_repeats_a_failed_probe_of_a_new_node() -> None:
     second = probes(job)
     (other,) = second.keys() - {"n9"}
     assert other != one
-    job.tell("n9", msg.AddressProbed(number=first["n9"].number, error="late"))
+    job.deliver_from("n9", msg.AddressProbed(number=first["n9"].number, error="late"))
     answer(job, second)
     assert job.sent(msg.Welcome)
     assert not [event for event in job.events if isinstance(event, ev.NodeRefused)]
@@ -90,7 +90,7 @@ def test_a_new_node_is_refused_after_two_failed_probes(nodes: int, newcomers_sid
     (refused,) = job.sent(msg.Refused)
     assert (refused.exit_code, refused.retry) == (EXIT_REFUSED, False)
     assert [i for i in job.last if isinstance(i, Close)]
-    (event,) = job.said(ev.NodeRefused)
+    (event,) = job.emitted(ev.NodeRefused)
     assert (event.node, event.address, event.why) == ("n9", "host-of-n9", refused.why)
     assert "Connection refused" in event.why
     assert "--advertise" in event.why
@@ -103,9 +103,9 @@ def test_a_new_node_is_refused_after_its_probes_time_out() -> None:
     job.connect(at("n9"))
     began, refused = job.now, list[ev.NodeRefused]()
     while not refused and job.now < began + 20:
-        job.tell("n0", msg.Heartbeat())
+        job.deliver_from("n0", msg.Heartbeat())
         job.tick(0.5)
-        refused = job.said(ev.NodeRefused)
+        refused = job.emitted(ev.NodeRefused)
     assert 10.0 < job.now - began <= 11.5, "two probes of 5 s"
     assert "no connection within 5 s" in refused[0].why
     assert "n0" in job.machine.members.nodes
@@ -146,7 +146,7 @@ def test_a_new_node_that_reconnects_is_not_refused_for_its_lost_connection() -> 
     assert job.sent(msg.Welcome)
     for _ in range(25):
         for node in ("n0", "n9"):
-            job.tell(node, msg.Heartbeat())
+            job.deliver_from(node, msg.Heartbeat())
         job.tick(0.5)
     assert not [event for event in job.events if isinstance(event, ev.NodeRefused)]
     assert "n9" in job.machine.members.nodes
@@ -183,9 +183,9 @@ def test_messages_of_a_node_not_yet_accepted_are_bounded() -> None:
     job = start_job(1)
     job.connect(at("n9"))
     for _ in range(MAX_BACKLOG):
-        job.tell("n9", msg.NodeSnapshots(host="h", port=1))
+        job.deliver_from("n9", msg.NodeSnapshots(host="h", port=1))
     assert not [i for i in job.last if isinstance(i, Close)]
-    job.tell("n9", msg.NodeSnapshots(host="h", port=1))
+    job.deliver_from("n9", msg.NodeSnapshots(host="h", port=1))
     assert [i for i in job.last if isinstance(i, Close)]
 
 

@@ -31,26 +31,26 @@ def beside(*standbys: str, warm: bool = True, spec: JobSpec | None = None, saves
 
 def add_standby(job: Job, name: str, *, warm: bool = True) -> None:
     job.connect(msgspec.structs.replace(hello(name), standby=True))
-    job.say(attach(w(name)))
+    job.deliver(attach(w(name)))
     if warm:
-        job.say(msg.Warmed(worker=w(name), seconds=0.5))
+        job.deliver(msg.Warmed(worker=w(name), seconds=0.5))
 
 
 def fails_to_warm_up(job: Job, name: str) -> None:
     """Make a standby's script raise in each warm-up."""
     for nonce in "abcdef"[:MAX_TRIES]:
         worker = w(name, nonce)
-        job.say(msg.Warmed(worker=worker, seconds=0.5, error="ValueError: cold"))
+        job.deliver(msg.Warmed(worker=worker, seconds=0.5, error="ValueError: cold"))
         why = {"kind": FailureKind.EXCEPTION, "detail": "it raised", "exit_code": EXIT_FAILED}
-        job.tell(name, msg.WorkerDown(worker=worker, **why))
-        job.say(attach(w(name, chr(ord(nonce) + 1))))
+        job.deliver_from(name, msg.WorkerDown(worker=worker, **why))
+        job.deliver(attach(w(name, chr(ord(nonce) + 1))))
         time_goes_by(job)
 
 
 def time_goes_by(job: Job, seconds: float = 1.0) -> None:
     for name in job.connections:
         if name in job.machine.members.nodes:
-            job.tell(name, msg.Heartbeat())
+            job.deliver_from(name, msg.Heartbeat())
     job.tick(seconds)
 
 
@@ -84,7 +84,7 @@ def complete_move(job: Job, standby: str, step: int) -> None:
     assert plan is not None
     stayers = [member.node for member in plan.members]
     for node in stayers:
-        job.say(msg.Entered(worker=w(node), generation=plan.generation, applied=step + 1))
+        job.deliver(msg.Entered(worker=w(node), generation=plan.generation, applied=step + 1))
     job.step(step + 2, *stayers, generation=plan.generation)
 
 
@@ -119,7 +119,7 @@ def test_a_move_that_lost_its_named_standby_waits_for_a_new_one() -> None:
 def test_a_move_uses_another_standby_once_the_named_one_is_lost() -> None:
     job = beside("s0", "s1", warm=False)
     job.feed(MoveNodes(("n1",), ("s0",)))
-    job.say(msg.Warmed(worker=w("s1"), seconds=0.5))
+    job.deliver(msg.Warmed(worker=w("s1"), seconds=0.5))
     assert beside_of(job) == {"n1": ""}, "s0 may still become warm"
     job.lose("s0")
     job.step(2)
@@ -182,7 +182,7 @@ def test_a_move_does_not_wait_for_a_standby_that_does_not_fit() -> None:
     job = beside("s0", warm=False)
     job.feed(MoveNodes(("n1",)))
     down = msg.WorkerDown(worker=w("s0"), kind=FailureKind.EXCEPTION, detail="no", exit_code=2)
-    job.tell("s0", down)
+    job.deliver_from("s0", down)
     ((node, why),) = stayed(job)
     assert (node, why.startswith("standby s0 does not fit the job: start another")) == ("n1", True)
 
@@ -192,7 +192,7 @@ def test_a_move_keeps_waiting_if_another_standby_may_become_warm() -> None:
     job.feed(MoveNodes(("n1",), ("s0",)))
     fails_to_warm_up(job, "s0")
     assert (leaving(job), stayed(job)) == (["n1"], [])
-    job.say(msg.Warmed(worker=w("s1"), seconds=0.5))
+    job.deliver(msg.Warmed(worker=w("s1"), seconds=0.5))
     assert beside_of(job) == {"n1": "s1"}
 
 
@@ -245,11 +245,13 @@ def test_a_move_waits_for_an_automatically_started_standby() -> None:
 
 def finishes(job: Job) -> None:
     for name in ALL:
-        job.say(msg.Finished(worker=w(name), generation=1, step=2))
+        job.deliver(msg.Finished(worker=w(name), generation=1, step=2))
 
 
 def fails(job: Job) -> None:
-    job.tell("n0", msg.WorkerDown(worker=w("n0"), kind=FailureKind.EXCEPTION, detail="no", exit_code=1, final=True))
+    job.deliver_from(
+        "n0", msg.WorkerDown(worker=w("n0"), kind=FailureKind.EXCEPTION, detail="no", exit_code=1, final=True)
+    )
 
 
 def is_ended(job: Job) -> None:

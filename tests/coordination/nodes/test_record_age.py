@@ -87,7 +87,7 @@ def test_a_newer_term_alone_does_not_stop_the_coordinator() -> None:
     assert not stopped(job)
     assert job.machine.record.term == 10
     assert isinstance(job.last[0], Persist)
-    assert [event.term for event in job.said(ev.CoordinatorRestarted)][-1] == 10
+    assert [event.term for event in job.emitted(ev.CoordinatorRestarted)][-1] == 10
     welcome = next(one.message for one in job.last if isinstance(one, Send) and isinstance(one.message, msg.Welcome))
     assert welcome.term == 10
     assert welcome.identity == IDENTITY
@@ -104,10 +104,10 @@ def test_a_coordinator_without_a_plan_first_waits_for_newer_agents() -> None:
     job.records.append(Record(schema=SCHEMA, job="job", term=1, identity=IDENTITY))
     job.boot()
     job.connect(hello("n0"))
-    job.say(attach(w("n0")))
+    job.deliver(attach(w("n0")))
     assert job.orders(msg.Begin) == {}
     job.tick(2.9)
     assert job.machine.record.plan is None
-    job.tell("n0", msg.Heartbeat(generation=0, applied=()))
+    job.deliver_from("n0", msg.Heartbeat(generation=0, applied=()))
     job.tick(0.2)
     assert job.machine.record.plan is not None

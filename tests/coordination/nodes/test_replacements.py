@@ -29,9 +29,9 @@ def beside(policy: Policy = "auto", *, warm: bool = True) -> Job:
 
 def add_standby(job: Job, name: str, *, warm: bool = True, rack: str = "", zone: str = "") -> None:
     job.connect(msgspec.structs.replace(hello(name), standby=True, rack=rack, zone=zone))
-    job.say(attach(w(name)))
+    job.deliver(attach(w(name)))
     if warm:
-        job.say(msg.Warmed(worker=w(name), seconds=0.5))
+        job.deliver(msg.Warmed(worker=w(name), seconds=0.5))
 
 
 def members(job: Job) -> tuple[str, ...]:
@@ -49,15 +49,15 @@ def test_a_standby_takes_the_lost_rank_but_no_part_of_the_repeated_step() -> Non
     begin = job.orders(msg.Begin)
     assert begin.keys() == {w("n0"), w("s0"), w("n2")}
     assert begin[w("s0")].assignment == ((0, 3, 1), (), (2, 5, 4))
-    (begun,) = job.said(ev.GenerationStarted)
+    (begun,) = job.emitted(ev.GenerationStarted)
     assert (begun.reason, begun.decision, begun.world_size) == ("replace", DecisionKind.REDO, 3)
-    assert [joined.names for joined in job.said(ev.NodesJoined)] == [("s0",)]
+    assert [joined.names for joined in job.emitted(ev.NodesJoined)] == [("s0",)]
     for name, received in (("n0", 0), ("n2", 0), ("s0", 55)):
-        job.say(msg.Entered(worker=w(name), generation=2, applied=1, received_bytes=received))
+        job.deliver(msg.Entered(worker=w(name), generation=2, applied=1, received_bytes=received))
     job.step(2, "n0", "s0", "n2", generation=2)
-    (recovered,) = job.said(ev.Recovered)
+    (recovered,) = job.emitted(ev.Recovered)
     assert recovered.action == "replace"
-    (moved,) = job.said(ev.NodeMoved)
+    (moved,) = job.emitted(ev.NodeMoved)
     assert (moved.from_node, moved.to_node, moved.reason, moved.moved_bytes) == ("n1", "s0", "failure", 55)
     assert moved.down_s == recovered.down_s
 
@@ -67,7 +67,7 @@ def test_a_replacement_finishes_a_step_that_all_had_reduced() -> None:
     job.lose("n1")
     job.report("n0", 1, msg.Phase.READY, **reduced(1.0))
     job.report("n2", 1, msg.Phase.READY, **reduced(1.0))
-    (begun,) = job.said(ev.GenerationStarted)
+    (begun,) = job.emitted(ev.GenerationStarted)
     assert (begun.reason, begun.decision) == ("replace", DecisionKind.FORWARD)
     assert members(job) == (w("n0"), w("s0"), w("n2"))
 
@@ -80,13 +80,13 @@ def test_a_cold_standby_is_not_awaited_and_joins_once_warm(policy: Policy) -> No
     job.report("n2", 1)
     assert members(job) == (w("n0"), w("n2"))
     for name in ("n0", "n2"):
-        job.say(msg.Entered(worker=w(name), generation=2, applied=1))
+        job.deliver(msg.Entered(worker=w(name), generation=2, applied=1))
     assert job.machine.record.pending is None
-    job.say(msg.Warmed(worker=w("s0"), seconds=0.5))
+    job.deliver(msg.Warmed(worker=w("s0"), seconds=0.5))
     pending = job.machine.record.pending
     assert pending is not None
     assert pending.workers == (w("n0"), w("n2"), w("s0"))
-    assert [joined.names for joined in job.said(ev.NodesJoined)] == [("s0",)]
+    assert [joined.names for joined in job.emitted(ev.NodesJoined)] == [("s0",)]
 
 
 def test_the_shrink_policy_does_not_use_standbys() -> None:
@@ -96,7 +96,7 @@ def test_the_shrink_policy_does_not_use_standbys() -> None:
     job.report("n2", 1)
     assert members(job) == (w("n0"), w("n2"))
     for name in ("n0", "n2"):
-        job.say(msg.Entered(worker=w(name), generation=2, applied=1))
+        job.deliver(msg.Entered(worker=w(name), generation=2, applied=1))
     job.tick(0.5)
     assert job.machine.record.pending is None
 
@@ -108,16 +108,16 @@ def test_the_wait_policy_uses_even_a_cold_standby_or_waits_for_a_node() -> None:
     job.report("n2", 1)
     assert members(job) == (w("n0"), w("s0"), w("n2"))
     for name in ("n0", "n2", "s0"):
-        job.say(msg.Entered(worker=w(name), generation=2, applied=1))
+        job.deliver(msg.Entered(worker=w(name), generation=2, applied=1))
     job.lose("n2")
     job.report("n0", 1)
     job.report("s0", 1)
     assert job.machine.record.generation == 2
     job.tick(0.5)
-    (waiting,) = job.said(ev.JobWaiting)
+    (waiting,) = job.emitted(ev.JobWaiting)
     assert waiting.nodes == 1
     job.connect(hello("n3"))
-    job.say(attach(w("n3")))
+    job.deliver(attach(w("n3")))
     assert members(job) == (w("n0"), w("s0"), w("n3"))
 
 
@@ -129,7 +129,7 @@ def test_the_wait_policy_waits_until_a_returning_node_can_train() -> None:
     job.report("n2", 1)
     job.connect(msgspec.structs.replace(hello("n1"), session="cafecafe", agent_pid=777))
     assert job.machine.record.generation == 1, "its worker is not there yet"
-    job.say(attach(w("n1", "b")))
+    job.deliver(attach(w("n1", "b")))
     assert job.machine.record.generation == 2
     assert members(job) == (w("n0"), w("n1", "b"), w("n2"))
 
@@ -148,7 +148,7 @@ def test_a_new_coordinator_also_waits_until_a_returning_node_can_train() -> None
     job.report("n0", 1)
     job.report("n2", 1)
     assert job.machine.record.generation == 1, "its worker is not there yet"
-    job.say(attach(w("n1", "b")))
+    job.deliver(attach(w("n1", "b")))
     assert job.machine.record.generation == 2
     assert members(job) == (w("n0"), w("n1", "b"), w("n2"))
 
@@ -161,9 +161,9 @@ def test_a_lost_replacement_that_returns_counts_only_once_it_attaches() -> None:
     job.lose("s0")
     job.connect(msgspec.structs.replace(hello("s0"), standby=True, session="cafecafe", agent_pid=777))
     job.connect(hello("n3"))
-    job.say(attach(w("n3")))
+    job.deliver(attach(w("n3")))
     assert job.machine.record.generation == 1, "only two of the three nodes are connected"
-    job.say(attach(w("s0", "b")))
+    job.deliver(attach(w("s0", "b")))
     assert job.machine.record.generation == 2
     assert set(members(job)) == {w("n0"), w("n3"), w("s0", "b")}
 
@@ -174,7 +174,7 @@ def test_one_of_two_lost_nodes_is_replaced_by_the_only_standby() -> None:
     job.lose("n2")
     job.report("n0", 1)
     assert members(job) == (w("n0"), w("s0"))
-    (begun,) = job.said(ev.GenerationStarted)
+    (begun,) = job.emitted(ev.GenerationStarted)
     assert begun.reason == "failure"
 
 
@@ -183,7 +183,7 @@ def test_a_returning_node_takes_its_rank_before_a_standby() -> None:
     job.lose("n1")
     job.report("n0", 1)
     job.connect(hello("n1", session="1" * 8))
-    job.say(attach(w("n1", "b")))
+    job.deliver(attach(w("n1", "b")))
     job.report("n2", 1)
     assert members(job) == (w("n0"), w("n1", "b"), w("n2"))
     assert job.machine.members.standbys.keys() == {"s0"}
@@ -204,9 +204,9 @@ def test_a_standby_in_the_same_rack_is_preferred_and_reported() -> None:
     job.boot()
     for index in range(3):
         job.connect(msgspec.structs.replace(hello(f"n{index}"), rack=f"r{index}"))
-        job.say(attach(w(f"n{index}")))
+        job.deliver(attach(w(f"n{index}")))
     for index in range(3):
-        job.say(msg.Entered(worker=w(f"n{index}"), generation=1, applied=0))
+        job.deliver(msg.Entered(worker=w(f"n{index}"), generation=1, applied=0))
     job.step(1)
     add_standby(job, "s0", rack="r0")
     add_standby(job, "s1", rack="r1")
@@ -215,9 +215,9 @@ def test_a_standby_in_the_same_rack_is_preferred_and_reported() -> None:
     job.report("n2", 1)
     assert members(job) == (w("n0"), w("s1"), w("n2"))
     for name in ("n0", "s1", "n2"):
-        job.say(msg.Entered(worker=w(name), generation=2, applied=1))
+        job.deliver(msg.Entered(worker=w(name), generation=2, applied=1))
     job.step(2, "n0", "s1", "n2", generation=2)
-    assert job.said(ev.NodeMoved)[0].detail == "it is in rack r1, too"
+    assert job.emitted(ev.NodeMoved)[0].detail == "it is in rack r1, too"
 
 
 @pytest.mark.parametrize(
@@ -235,9 +235,9 @@ def test_standbys_are_preferred_by_rack_then_by_zone(places: list[tuple[str, str
     job.boot()
     for index in range(3):
         job.connect(msgspec.structs.replace(hello(f"n{index}"), rack=f"r{index}", zone=f"z{index}"))
-        job.say(attach(w(f"n{index}")))
+        job.deliver(attach(w(f"n{index}")))
     for index in range(3):
-        job.say(msg.Entered(worker=w(f"n{index}"), generation=1, applied=0))
+        job.deliver(msg.Entered(worker=w(f"n{index}"), generation=1, applied=0))
     job.step(1)
     for index, (rack, zone) in enumerate(places):
         add_standby(job, f"s{index}", rack=rack, zone=zone)
@@ -246,9 +246,9 @@ def test_standbys_are_preferred_by_rack_then_by_zone(places: list[tuple[str, str
     job.report("n2", 1)
     assert members(job) == (w("n0"), w(expected), w("n2"))
     for name in ("n0", expected, "n2"):
-        job.say(msg.Entered(worker=w(name), generation=2, applied=1))
+        job.deliver(msg.Entered(worker=w(name), generation=2, applied=1))
     job.step(2, "n0", expected, "n2", generation=2)
-    assert job.said(ev.NodeMoved)[0].detail == detail
+    assert job.emitted(ev.NodeMoved)[0].detail == detail
 
 
 def in_zones() -> Job:
@@ -257,9 +257,9 @@ def in_zones() -> Job:
     job.boot()
     for index in range(3):
         job.connect(msgspec.structs.replace(hello(f"n{index}"), zone=f"z{index}"))
-        job.say(attach(w(f"n{index}")))
+        job.deliver(attach(w(f"n{index}")))
     for index in range(3):
-        job.say(msg.Entered(worker=w(f"n{index}"), generation=1, applied=0))
+        job.deliver(msg.Entered(worker=w(f"n{index}"), generation=1, applied=0))
     job.step(1)
     return job
 
@@ -283,7 +283,7 @@ def test_a_new_coordinator_knows_the_zone_of_a_lost_node() -> None:
     for _ in range(20):
         job.tick(0.2)
         for name in ("n0", "n2", "s0", "s1"):
-            job.tell(name, msg.Heartbeat())
+            job.deliver_from(name, msg.Heartbeat())
     assert [event.node for event in job.events if isinstance(event, ev.FailureDetected)] == ["n1"]
     job.report("n0", 1)
     job.report("n2", 1)
@@ -297,7 +297,7 @@ def test_a_standby_that_joins_for_a_missing_node_is_from_its_zone(later: bool) -
     job.report("n0", 1)
     job.report("n2", 1)
     for name in ("n0", "n2"):
-        job.say(msg.Entered(worker=w(name), generation=2, applied=1))
+        job.deliver(msg.Entered(worker=w(name), generation=2, applied=1))
     assert members(job) == (w("n0"), w("n2"))
     if later:
         take_over(job, "n0", "n2", generation=2)
@@ -333,7 +333,7 @@ def test_a_job_with_the_wait_policy_restarts_with_its_previous_size(policy: Poli
     for place, name in enumerate(names, start=1):
         job.tick(0.5)
         job.connect(msgspec.structs.replace(hello(name), session="cafecafe", agent_pid=777))
-        job.say(attach(w(name, "b")))
+        job.deliver(attach(w(name, "b")))
         job.tick(0.5)
         assert (job.machine.record.generation > 1) == (place >= begins_with)
         if place < begins_with:
@@ -360,7 +360,7 @@ def test_a_warm_standby_cannot_start_a_job_with_its_void_state() -> None:
     assert job.machine.record.plan is None
     assert w("s0") not in job.orders(msg.Begin), "its state is void"
     job.connect(msgspec.structs.replace(hello("s0", session="2" * 8), standby=True))
-    job.say(attach(w("s0", "b")))
+    job.deliver(attach(w("s0", "b")))
     assert members(job) == (w("s0", "b"),)
 
 
@@ -379,11 +379,11 @@ def test_a_warm_standby_joins_next_to_a_drained_node_and_replaces_it() -> None:
     for name in everybody:
         job.report(name, 3)
     assert members(job) == (w("n0"), w("s0"), w("n2"))
-    assert [event.reason for event in job.said(ev.GenerationStarted)] == ["drain"]
+    assert [event.reason for event in job.emitted(ev.GenerationStarted)] == ["drain"]
     for name in ("n0", "s0", "n2"):
-        job.say(msg.Entered(worker=w(name), generation=3, applied=3))
+        job.deliver(msg.Entered(worker=w(name), generation=3, applied=3))
     job.step(4, "n0", "s0", "n2", generation=3)
-    (moved,) = job.said(ev.NodeMoved)
+    (moved,) = job.emitted(ev.NodeMoved)
     assert (moved.from_node, moved.to_node, moved.reason) == ("n1", "s0", "drain")
     assert job.machine.record.wanted == 3
 
@@ -393,8 +393,8 @@ def test_a_node_drained_without_a_warm_standby_leaves_no_open_rank() -> None:
     drained(job)
     assert members(job) == (w("n0"), w("n2"))
     for name in ("n0", "n2"):
-        job.say(msg.Entered(worker=w(name), generation=2, applied=2))
-    job.say(msg.Warmed(worker=w("s0"), seconds=0.5))
+        job.deliver(msg.Entered(worker=w(name), generation=2, applied=2))
+    job.deliver(msg.Warmed(worker=w("s0"), seconds=0.5))
     job.tick(0.5)
     assert job.machine.record.pending is None
 
@@ -403,6 +403,6 @@ def test_draining_a_standby_does_not_reduce_the_wanted_nodes() -> None:
     job = beside()
     job.feed(Drain(("s0",)))
     assert [one.node for one in job.machine.record.drained] == ["s0"]
-    assert not job.said(ev.NodeLeft), "it was never a member of the job"
+    assert not job.emitted(ev.NodeLeft), "it was never a member of the job"
     assert job.machine.record.wanted == 3
     assert not job.machine.members.standbys

@@ -47,7 +47,7 @@ class Start:
             self.answer()
         for node in nodes:
             if node not in self.refused:
-                self.job.say(attach(w(node)))
+                self.job.deliver(attach(w(node)))
                 self.answer()
 
     def answer(self) -> None:
@@ -73,7 +73,7 @@ class Start:
         until = self.job.now + seconds
         while self.job.now < until:
             for node in self.job.machine.members.nodes:
-                self.job.tell(node, msg.Heartbeat())
+                self.job.deliver_from(node, msg.Heartbeat())
             self.job.tick(0.25)
             self.answer()
 
@@ -190,7 +190,7 @@ def test_a_job_that_needs_one_node_refuses_the_last_after_two_probes() -> None:
         start.job.connect(msgspec.structs.replace(hello(node), address=f"at-{node}", probe_port=9))
         start.answer()
     for node in names(2):
-        start.job.say(attach(w(node)))
+        start.job.deliver(attach(w(node)))
     start.wait(9.0)
     assert not start.members
     start.wait(2.5)

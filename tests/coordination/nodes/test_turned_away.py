@@ -28,7 +28,7 @@ def a_job_of_two() -> Job:
 def connect_unfit(job: Job, node: str, **fields: object) -> msg.EndNode:
     """Connect a node that does not fit; return the order that ends it."""
     job.connect(hello(node))
-    job.say(msgspec.structs.replace(attach(w(node)), **fields))
+    job.deliver(msgspec.structs.replace(attach(w(node)), **fields))
     (end,) = job.sent(msg.EndNode)
     return end
 
@@ -51,15 +51,15 @@ def test_an_unfit_node_is_not_reported_as_failed_or_left(fields: dict[str, objec
     end = connect_unfit(job, "n2", **fields)
     assert (end.exit_code, end.alone) == (2, True)
     assert "node n2 does not fit the job" in end.why or "takes 2 workers" in end.why
-    (refused,) = job.said(ev.NodeRefused)
+    (refused,) = job.emitted(ev.NodeRefused)
     assert (refused.node, refused.why) == ("n2", end.why)
     if how == "its connection ends":
         job.lose("n2")
     else:
         for _ in range(8):  # until its lease is over
             job.tick(1.0)
-            job.tell("n0", msg.Heartbeat())
-            job.tell("n1", msg.Heartbeat())
+            job.deliver_from("n0", msg.Heartbeat())
+            job.deliver_from("n1", msg.Heartbeat())
     assert told_of(job, "n2") == []
     assert "n2" not in job.machine.members.nodes
 
@@ -67,10 +67,10 @@ def test_an_unfit_node_is_not_reported_as_failed_or_left(fields: dict[str, objec
 def test_a_job_waiting_at_the_start_names_the_unfit_node() -> None:
     job = Job(nodes=2).boot()
     job.connect(hello("n0"))
-    job.say(attach(w("n0")))
+    job.deliver(attach(w("n0")))
     connect_unfit(job, "n1", config={"model": "large"})
     job.tick(0.5)
-    (waits,) = job.said(ev.JobWaiting)
+    (waits,) = job.emitted(ev.JobWaiting)
     assert (waits.nodes, waits.why) == (1, "node n1 does not fit the job: model is large, the job's is small")
     job.lose("n1")
     assert told_of(job, "n1") == []
@@ -80,7 +80,7 @@ def test_a_node_with_bad_script_input_is_not_reported_as_failed_or_left() -> Non
     job = a_job_of_two()
     job.connect(hello("n2"))
     why = "--data /d: there is no such folder"
-    job.tell("n2", msg.WorkerDown(worker=w("n2"), kind=FailureKind.PROCESS_EXIT, detail=why, exit_code=2))
+    job.deliver_from("n2", msg.WorkerDown(worker=w("n2"), kind=FailureKind.PROCESS_EXIT, detail=why, exit_code=2))
     (end,) = job.sent(msg.EndNode)
     assert (end.exit_code, end.why, end.alone) == (2, why, True)
     job.lose("n2")
@@ -92,15 +92,15 @@ def test_a_refused_node_joins_once_it_returns_and_fits() -> None:
     connect_unfit(job, "n2", config={"model": "large"})
     job.connect(hello("n2", session="0000beef"))
     assert job.sent(msg.Welcome)
-    job.say(attach(w("n2", "b")))
+    job.deliver(attach(w("n2", "b")))
     assert told_of(job, "n2") == ["NodesJoined"]
 
 
 def test_a_member_that_returns_with_another_model_has_failed() -> None:
     job = a_job_of_two()
     down = msg.WorkerDown(worker=w("n1"), kind=FailureKind.PROCESS_EXIT, detail="killed by SIGKILL", exit_code=1)
-    job.tell("n1", down)
-    job.say(attach(w("n1", "b"), model="large"))
+    job.deliver_from("n1", down)
+    job.deliver(attach(w("n1", "b"), model="large"))
     assert job.sent(msg.EndNode)
     job.lose("n1")
     assert told_of(job, "n1") == ["NodesJoined", "FailureDetected", "FailureDetected", "NodeLeft"]

@@ -49,7 +49,7 @@ class Reserved(Job):
 
     def comes(self, node: str, grant: int, *, standby: bool = False) -> None:
         self.connect(msgspec.structs.replace(hello(node), grant=grant, standby=standby))
-        self.say(attach(w(node)))
+        self.deliver(attach(w(node)))
 
     def train(self, *, warm: bool = True, steps: int = 1) -> Reserved:
         self.boot()
@@ -58,15 +58,15 @@ class Reserved(Job):
             self.comes(node, grant)
         self.comes("s0", 3, standby=True)
         for node in ("n0", "n1"):
-            self.say(msg.Entered(worker=w(node), generation=1, applied=0))
+            self.deliver(msg.Entered(worker=w(node), generation=1, applied=0))
         if warm:
-            self.say(msg.Warmed(worker=w("s0"), seconds=0.5))
+            self.deliver(msg.Warmed(worker=w("s0"), seconds=0.5))
         for step in range(1, steps + 1):
             self.step(step, "n0", "n1")
         return self
 
     @property
-    def told(self) -> list[JobState]:
+    def reports(self) -> list[JobState]:
         return [one.stands for one in self.last if isinstance(one, SendToPool)]
 
     @property

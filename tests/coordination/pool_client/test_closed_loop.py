@@ -29,10 +29,10 @@ def hit(job: Job) -> None:
     for name in ("n0", "n1"):
         job.report(name, 2)
     for name in ("n0", "n1"):
-        job.say(msg.Entered(worker=w(name), generation=2, applied=2))
+        job.deliver(msg.Entered(worker=w(name), generation=2, applied=2))
     job.now += 4.0
     for name in ("n0", "n1"):
-        job.say(applied(w(name), 2, 3, world=2))
+        job.deliver(applied(w(name), 2, 3, world=2))
 
 
 def test_the_cost_of_a_node_loss_is_measured_relative_to_a_usual_step() -> None:
@@ -98,9 +98,9 @@ def saving(nodes: int) -> Pooled:
     for number, name in enumerate(names, 1):
         job.come(name, number)
         attach = msgspec.structs.replace(_attach(name), saves=True, saves_in_time=True)
-        job.say(attach)
+        job.deliver(attach)
     for name in names:
-        job.say(msg.Entered(worker=w(name), generation=1, applied=0))
+        job.deliver(msg.Entered(worker=w(name), generation=1, applied=0))
     job.machine.transaction.change(saving=Saving(saved_at=job.now, cost_s=0.5, saves=4))
     return job
 

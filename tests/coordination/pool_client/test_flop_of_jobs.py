@@ -25,9 +25,9 @@ def with_experts(nodes: int) -> Job:
     names = [f"n{index}" for index in range(nodes)]
     for name in names:
         job.connect(hello(name))
-        job.say(attach(w(name), experts=EXPERTS))
+        job.deliver(attach(w(name), experts=EXPERTS))
     for name in names:
-        job.say(msg.Entered(worker=w(name), generation=1, applied=0))
+        job.deliver(msg.Entered(worker=w(name), generation=1, applied=0))
     return job
 
 
@@ -38,10 +38,10 @@ def test_in_a_dense_job_the_count_of_one_rank_is_enough() -> None:
     first, second = map(msg.node_of, plan.workers)
     assert [plan.is_counting(worker) for worker in plan.workers] == [True, False]
     job.step(1)
-    job.say(tally(second, 2, 900.0))
+    job.deliver(tally(second, 2, 900.0))
     assert not counted(job), "the rank was not asked"
-    job.say(tally(first, 2, 400.0))
-    job.say(tally(first, 2, 800.0))
+    job.deliver(tally(first, 2, 400.0))
+    job.deliver(tally(first, 2, 800.0))
     assert counted(job) == [(2, 100.0)]
     assert job.machine.record.flop_per_sample == 100.0
 
@@ -49,22 +49,22 @@ def test_in_a_dense_job_the_count_of_one_rank_is_enough() -> None:
 def test_with_experts_the_counts_of_all_ranks_in_one_step_are_added() -> None:
     job = with_experts(3)
     job.step(1)
-    job.say(tally("n0", 2, 500.0))
-    job.say(tally("n1", 2, 100.0))
+    job.deliver(tally("n0", 2, 500.0))
+    job.deliver(tally("n1", 2, 100.0))
     assert not counted(job)
-    job.say(tally("n2", 2, 200.0, samples=0))
+    job.deliver(tally("n2", 2, 200.0, samples=0))
     assert counted(job) == [(2, 100.0)]
 
 
 def test_counts_of_different_steps_are_not_added() -> None:
     job = with_experts(2)
     job.step(1)
-    job.say(tally("n0", 2, 500.0))
+    job.deliver(tally("n0", 2, 500.0))
     job.step(2)
-    job.say(tally("n1", 3, 100.0))
-    job.say(tally("n0", 2, 500.0, generation=0))
+    job.deliver(tally("n1", 3, 100.0))
+    job.deliver(tally("n0", 2, 500.0, generation=0))
     assert not counted(job)
-    job.say(tally("n0", 3, 300.0))
+    job.deliver(tally("n0", 3, 300.0))
     assert counted(job) == [(3, 50.0)]
 
 
@@ -74,25 +74,25 @@ def test_a_declared_flop_count_is_not_measured() -> None:
     assert plan is not None
     assert not plan.counts_flop
     job.step(1)
-    job.say(tally("n0", 2, 400.0))
+    job.deliver(tally("n0", 2, 400.0))
     assert not counted(job)
 
 
 def test_counts_without_flop_or_samples_are_ignored() -> None:
     job = Job(nodes=1).start()
     job.step(1)
-    job.say(tally("n0", 2, 0.0))
-    job.say(tally("n0", 2, 5.0, samples=0))
+    job.deliver(tally("n0", 2, 0.0))
+    job.deliver(tally("n0", 2, 5.0, samples=0))
     assert not counted(job)
 
 
 def test_a_later_coordinator_does_not_count_again() -> None:
     before = Job(nodes=1).start()
     before.step(1)
-    before.say(tally("n0", 2, 400.0))
+    before.deliver(tally("n0", 2, 400.0))
     job = Job(nodes=1, records=before.records, events=before.events, now=before.now + 1.0).boot(takeover=True)
     job.connect(hello("n0", (attach(w("n0")), msg.Entered(worker=w("n0"), generation=1, applied=1)), term=1))
-    job.say(tally("n0", 2, 800.0))
+    job.deliver(tally("n0", 2, 800.0))
     assert counted(job) == [(2, 100.0)]
     told = [event for event in job.events if isinstance(event, ev.CoordinatorRestarted)]
     assert [event.flop_per_sample for event in told] == [100.0]

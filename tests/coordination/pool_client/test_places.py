@@ -28,11 +28,11 @@ def _begun_by_a_standby(*here: str) -> Reserved:
     """
     job = reserved().train(warm=False, steps=0)
     for node in ("n0", "n1"):
-        job.tell(node, msg.WorkerDown(worker=w(node), kind=FailureKind.PROCESS_EXIT, exit_code=1, detail=""))
+        job.deliver_from(node, msg.WorkerDown(worker=w(node), kind=FailureKind.PROCESS_EXIT, exit_code=1, detail=""))
     for node in here:
         job.connect(msgspec.structs.replace(hello(node), grant={"n0": 1, "n1": 2}[node]))
     job.connect(msgspec.structs.replace(hello("s0"), grant=3, standby=True))
-    job.say(attach(w("s0", "b")))
+    job.deliver(attach(w("s0", "b")))
     assert job.members == (w("s0", "b"),)
     return job
 
@@ -41,7 +41,7 @@ def _begun_by_a_standby(*here: str) -> Reserved:
 def test_a_node_that_a_standby_has_replaced_counts_as_a_standby(here: tuple[str, ...]) -> None:
     job = _begun_by_a_standby(*here)
     assert job.held.waiting == {2}
-    assert job.told[-1].standbys == {2}
+    assert job.reports[-1].standbys == {2}
     assert _most_that_train(job) == 2, "the pool would recall a node for the third one"
     if not here:
         job.connect(msgspec.structs.replace(hello("n1"), grant=2))
@@ -54,9 +54,9 @@ def test_a_connected_node_keeps_its_role_rather_than_an_absent_one() -> None:
 
 def test_a_node_that_a_standby_has_replaced_does_not_join() -> None:
     job = _begun_by_a_standby("n0", "n1")
-    job.say(msg.Entered(worker=w("s0", "b"), generation=job.machine.record.generation, applied=0))
+    job.deliver(msg.Entered(worker=w("s0", "b"), generation=job.machine.record.generation, applied=0))
     for node in ("n0", "n1"):
-        job.say(attach(w(node, "b")))
+        job.deliver(attach(w(node, "b")))
     job.tick(0.2)
     pending = job.machine.record.pending
     assert pending is not None
@@ -93,7 +93,7 @@ def test_a_promoted_standby_that_reconnects_by_a_standby_grant_is_a_standby() ->
     job.lose("s0")
     job.shares(n0=1, n1=2, s0=4, standbys=(4,))
     job.connect(msgspec.structs.replace(hello("s0"), grant=4, session="0000000f"))
-    job.say(attach(w("s0", "b")))
+    job.deliver(attach(w("s0", "b")))
     assert list(job.machine.members.standbys) == ["s0"]
     (entry,) = job.machine.record.standbys
     assert not entry.promoted
@@ -120,7 +120,7 @@ def test_a_recalled_standby_with_ranks_counts_as_a_standby_until_the_moved_node_
     job.shares(leaving=(3,))
     assert job.held.waiting == {3}, "n1 may still be needed"
     for node in ("n0", "s0"):
-        job.say(msg.Entered(worker=w(node), generation=3, applied=3))
+        job.deliver(msg.Entered(worker=w(node), generation=3, applied=3))
     job.step(4, "n0", "s0", generation=3)
     job.step(5, "n0", "s0", generation=3)
     assert job.held.waiting == {2}
@@ -192,16 +192,16 @@ def test_a_standby_that_leaves_before_it_has_ranks_counts_as_a_standby() -> None
         job.comes(node, grant)
     for node, grant in standbys.items():
         job.connect(msgspec.structs.replace(hello(node, session=f"{grant:08x}"), grant=grant, standby=True))
-        job.say(attach(w(node)))
+        job.deliver(attach(w(node)))
     for node in ("n0", "n1"):
-        job.say(msg.Entered(worker=w(node), generation=1, applied=0))
-    job.say(msg.Warmed(worker=w("s0"), seconds=0.5))
+        job.deliver(msg.Entered(worker=w(node), generation=1, applied=0))
+    job.deliver(msg.Warmed(worker=w("s0"), seconds=0.5))
     job.step(1, "n0", "n1")
     job.feed(MoveNodes(("n1",)))
     job.join("s0", step=2)
-    job.tell("s0", msg.EndNotice(grace_s=600.0))
+    job.deliver_from("s0", msg.EndNotice(grace_s=600.0))
     job.join(step=3)
-    job.say(msg.Warmed(worker=w("s1"), seconds=0.5))
+    job.deliver(msg.Warmed(worker=w("s1"), seconds=0.5))
     assert [(one.node, one.beside) for one in job.machine.record.leaving] == [("n1", "s1"), ("s0", "")]
     assert job.held.waiting == {3, 4, 5}
     assert _most_that_train(job) == 2

@@ -43,7 +43,7 @@ class Pooled(Job):
 
     def join(self, node: str, grant: int, *, saves: bool = False) -> None:
         self.come(node, grant)
-        self.say(msgspec.structs.replace(attach(w(node)), saves=saves))
+        self.deliver(msgspec.structs.replace(attach(w(node)), saves=saves))
 
     def train(self, *nodes: str, saves: bool = False) -> Pooled:
         """Grant these nodes as 1, 2, ..., and make the job train."""
@@ -53,11 +53,11 @@ class Pooled(Job):
         for node, number in numbers.items():
             self.join(node, number, saves=saves)
         for node in nodes:
-            self.say(msg.Entered(worker=w(node), generation=1, applied=0))
+            self.deliver(msg.Entered(worker=w(node), generation=1, applied=0))
         return self
 
     @property
-    def told(self) -> list[JobState]:
+    def reports(self) -> list[JobState]:
         """Return the states last sent to the pool."""
         return [one.stands for one in self.last if isinstance(one, SendToPool)]
 
@@ -84,7 +84,7 @@ def test_grants_are_written_to_the_record_before_they_are_reported() -> None:
     job.grants(n0=1, n1=2)
     kinds = [type(one) for one in job.last]
     assert kinds.index(Persist) < kinds.index(SendToPool)
-    assert job.told[-1].held == {1, 2}
+    assert job.reports[-1].held == {1, 2}
     assert job.records[-1].held == job.held
 
 
@@ -103,12 +103,12 @@ def test_each_change_is_reported_to_the_pool_once() -> None:
     assert job.tick(0.01) == []
     job.machine.context.pool_client.refuse_node("n7", "old")
     job.tick(0.01)
-    assert [one.refuses for one in job.told] == [{"n7": NodeUnfit(why="old")}]
+    assert [one.refuses for one in job.reports] == [{"n7": NodeUnfit(why="old")}]
     job.machine.transaction.change(quarantined=(Quarantined(node="n8", host="h", why="broken", since=job.now),))
     job.tick(0.01)
-    assert [one.refuses for one in job.told] == [{"n7": NodeUnfit(why="old"), "n8": NodeUnfit(why="broken")}]
+    assert [one.refuses for one in job.reports] == [{"n7": NodeUnfit(why="old"), "n8": NodeUnfit(why="broken")}]
     job.tick(0.01)
-    assert not job.told
+    assert not job.reports
 
 
 def test_a_node_joins_only_by_a_grant_that_the_job_holds() -> None:
@@ -130,7 +130,7 @@ def test_a_member_is_lost_once_its_node_has_another_grant() -> None:
     assert [one.node for one in job.machine.record.leaving] == ["n1"]
     job.grants(n0=1, n1=3)
     assert not job.machine.record.leaving, "the recall was of the first grant"
-    assert [event.node for event in job.said(ev.FailureDetected)] == ["n1"]
+    assert [event.node for event in job.emitted(ev.FailureDetected)] == ["n1"]
     job.report("n0", 0)
     assert job.machine.record.plan is not None
     assert job.machine.record.plan.workers == (w("n0"),)
@@ -146,7 +146,7 @@ def test_the_grant_of_a_lost_node_is_returned_with_the_decision_without_it() -> 
     assert job.held.numbers == {1, 2}, "it is not yet decided from which state the others continue"
     job.report("n0", 1)
     assert job.held.numbers == {1}
-    assert job.told[-1].held == {1}
+    assert job.reports[-1].held == {1}
     record = next(one.record for one in job.last if isinstance(one, Persist))
     assert record.held == job.held
     assert record.plan is not None
@@ -156,14 +156,14 @@ def test_the_grant_of_a_lost_node_is_returned_with_the_decision_without_it() -> 
 def test_the_grant_of_a_node_that_does_not_join_in_time_is_returned() -> None:
     job = pooled().train("n0")
     job.grants(n0=1, n1=2)
-    job.tell("n0", msg.Heartbeat())
+    job.deliver_from("n0", msg.Heartbeat())
     for _ in range(30):
         job.tick(1.9)
-        job.tell("n0", msg.Heartbeat())
+        job.deliver_from("n0", msg.Heartbeat())
     assert job.held.numbers == {1, 2}
     for _ in range(3):
         job.tick(1.9)
-        job.tell("n0", msg.Heartbeat())
+        job.deliver_from("n0", msg.Heartbeat())
     assert job.held.numbers == {1}
 
 
@@ -176,7 +176,7 @@ def test_a_recalled_node_drains_and_is_returned_once_its_state_is_not_needed() -
     job.report("n0", 2)
     job.report("n1", 2)
     assert job.held.numbers == {1, 2}, "its state may still be needed"
-    job.say(msg.Entered(worker=w("n0"), generation=2, applied=2))
+    job.deliver(msg.Entered(worker=w("n0"), generation=2, applied=2))
     job.grants(leaving=(2,), n0=1, n1=2)
     ended: list[msg.EndNode] = []
     for step in (3, 4):
@@ -203,7 +203,7 @@ def test_a_node_whose_grant_has_ended_is_lost() -> None:
     job = pooled().train("n0", "n1")
     job.grants(n0=1)
     assert "n1" not in job.machine.members.nodes
-    assert job.said(ev.FailureDetected)
+    assert job.emitted(ev.FailureDetected)
     job.report("n0", None)
     assert job.held.numbers == {1}
 
@@ -218,18 +218,18 @@ def saved_and_suspended() -> Pooled:
     assert plan is not None
     assert plan.last
     generation = plan.generation
-    job.say(msg.Entered(worker=w("n0"), generation=generation, applied=1))
-    job.say(written("n0", 1, "c", generation=generation))
-    job.say(kept("n0", 1, "c", generation=generation))
-    job.say(msg.Finished(worker=w("n0"), generation=generation, step=1))
+    job.deliver(msg.Entered(worker=w("n0"), generation=generation, applied=1))
+    job.deliver(written("n0", 1, "c", generation=generation))
+    job.deliver(kept("n0", 1, "c", generation=generation))
+    job.deliver(msg.Finished(worker=w("n0"), generation=generation, step=1))
     return job
 
 
 def test_a_suspended_job_is_saved_and_returns_all_its_nodes() -> None:
     job = saved_and_suspended()
     assert any(isinstance(one, EndJob) for one in job.last)
-    assert job.told[-1].standing == "suspended"
-    assert job.told[-1].held == frozenset()
+    assert job.reports[-1].standing == "suspended"
+    assert job.reports[-1].held == frozenset()
     assert job.machine.record.outcome == ""
 
 
@@ -237,22 +237,22 @@ def test_a_job_that_must_end_at_once_is_not_saved() -> None:
     job = pooled(1).train("n0", saves=True)
     job.step(1, "n0")
     job.grants(wish="stop", n0=1)
-    assert job.told[-1].standing == "going"
+    assert job.reports[-1].standing == "going"
     job.grants(wish="stop_now", n0=1)
     assert any(isinstance(one, EndJob) for one in job.last)
-    assert job.told[-1].standing == "stopped"
-    assert job.told[-1].held == frozenset()
+    assert job.reports[-1].standing == "stopped"
+    assert job.reports[-1].held == frozenset()
     other = pooled(1).train("n0", saves=True)
     other.step(1, "n0")
     other.grants(wish="stop_now", n0=1)
-    assert other.told[-1].standing == "stopped"
+    assert other.reports[-1].standing == "stopped"
 
 
 def suspended() -> Pooled:
     job = pooled(1).train("n0")
     job.step(1, "n0")
     job.grants(wish="suspend", n0=1)
-    assert job.told[-1].standing == "suspended", "a job without checkpoints has nothing to save"
+    assert job.reports[-1].standing == "suspended", "a job without checkpoints has nothing to save"
     return job
 
 
@@ -276,12 +276,12 @@ def test_a_resumed_job_without_checkpoints_restarts_from_step_0(*, again: bool) 
     if again:
         job.boot()
     job.join("n1", 2)
-    (begun,) = job.said(ev.GenerationStarted)
+    (begun,) = job.emitted(ev.GenerationStarted)
     assert (begun.members, begun.decision) == (("n1",), "start")
-    (back,) = job.said(ev.RolledBack)
+    (back,) = job.emitted(ev.RolledBack)
     assert back.to_step == 0
     assert "no checkpoint is kept yet: the job restarts from step 0" in back.why
-    job.say(msg.Entered(worker=w("n1"), generation=begun.generation, applied=0))
+    job.deliver(msg.Entered(worker=w("n1"), generation=begun.generation, applied=0))
     job.step(1, "n1", generation=begun.generation)
     job.step(2, "n1", generation=begun.generation)
     job.lose("n1")
@@ -294,13 +294,13 @@ def test_a_job_resumed_on_other_nodes_does_not_wait_for_the_old_ones() -> None:
     job.boot()
     job.grants(n1=2)
     job.join("n1", 2, saves=True)
-    (begun,) = job.said(ev.GenerationStarted)
+    (begun,) = job.emitted(ev.GenerationStarted)
     assert begun.members == ("n1",)
     assert job.machine.record.decision is not None
     assert job.machine.record.decision.applied == 1
-    job.say(msg.Entered(worker=w("n1"), generation=begun.generation, applied=1))
+    job.deliver(msg.Entered(worker=w("n1"), generation=begun.generation, applied=1))
     for _ in range(8):
-        job.tell("n1", msg.Heartbeat())
+        job.deliver_from("n1", msg.Heartbeat())
         job.tick(1.0)
     assert not [event for event in job.events if isinstance(event, ev.FailureDetected)]
 
@@ -309,8 +309,8 @@ def test_a_suspended_job_returns_a_node_granted_before_it_was_suspended_again() 
     job = suspended()
     job.boot()
     job.grants(wish="suspend", n0=2)
-    assert job.told[-1].held == frozenset()
-    assert job.told[-1].standing == "suspended"
+    assert job.reports[-1].held == frozenset()
+    assert job.reports[-1].standing == "suspended"
 
 
 @pytest.mark.parametrize("wish", ["stop", "stop_now"])
@@ -320,25 +320,25 @@ def test_a_suspended_job_that_must_end_has_ended(wish: PoolWish, again: bool) ->
     if again:
         job.boot()
     job.grants(wish=wish)
-    assert job.told[-1].standing == "stopped"
-    assert job.told[-1].heard == job.held.heard
+    assert job.reports[-1].standing == "stopped"
+    assert job.reports[-1].heard == job.held.heard
 
 
 def test_an_ended_job_accepts_no_grants_and_reports_its_end() -> None:
     job = pooled(1).train("n0")
     job.grants(wish="stop", n0=1)
-    assert job.told[-1].standing == "stopped"
+    assert job.reports[-1].standing == "stopped"
     job.boot()
     job.grants(n0=1, n1=9)
-    assert job.told[-1].standing == "stopped"
-    assert job.told[-1].held == frozenset()
+    assert job.reports[-1].standing == "stopped"
+    assert job.reports[-1].held == frozenset()
 
 
 def test_a_failed_job_reports_the_reason_to_the_pool() -> None:
     job = pooled(1).train("n0")
-    job.tell("n0", msg.WorkerDown(worker=w("n0"), kind="exit", exit_code=2, detail="no such option --lrr"))
-    assert job.told[-1].standing == "failed"
-    assert "--lrr" in job.told[-1].why
+    job.deliver_from("n0", msg.WorkerDown(worker=w("n0"), kind="exit", exit_code=2, detail="no such option --lrr"))
+    assert job.reports[-1].standing == "failed"
+    assert "--lrr" in job.reports[-1].why
 
 
 def test_a_new_coordinator_waits_for_members_and_gives_other_nodes_their_full_time() -> None:
@@ -360,12 +360,12 @@ def test_an_unfit_node_is_returned_and_refused_to_the_pool() -> None:
     job.grants(n0=1, n1=2)
     job.connect(msgspec.structs.replace(hello("n1"), grant=2, unfit="its disk is full"))
     assert job.held.numbers == {1}
-    assert job.told[-1].refuses == {"n1": NodeUnfit(grant=2, why="its disk is full")}
+    assert job.reports[-1].refuses == {"n1": NodeUnfit(grant=2, why="its disk is full")}
     assert not job.machine.record.quarantined, "the pool may grant the node again after it has changed"
     job.grants(n0=1, n1=3)
     job.come("n1", 3, session="00000abc")
     assert job.sent(msg.Welcome)
-    assert not job.told[-1].refuses
+    assert not job.reports[-1].refuses
 
 
 NO_SCRIPT = "there is no script /a/train.py on it that can be read"
@@ -380,18 +380,18 @@ def test_a_job_whose_nodes_are_unfit_waits_until_the_pool_has_no_other() -> None
     job.boot()
     job.grants(n0=1)
     unfit(job, "n0", 1)
-    assert job.told[-1].standing == "going"
-    assert job.told[-1].held == frozenset()
+    assert job.reports[-1].standing == "going"
+    assert job.reports[-1].held == frozenset()
     job.grants(n1=2)
     unfit(job, "n1", 2)
     job.grants()
-    assert job.told[-1].standing == "going"
+    assert job.reports[-1].standing == "going"
     old = JobShares(term=1, version=1, submission=1, stranded=True)
     job.feed(PoolSaid(old))
-    assert job.told[-1].standing == "going", "the refusal concerned the earlier node"
+    assert job.reports[-1].standing == "going", "the refusal concerned the earlier node"
     job.grants(stranded=True)
-    assert job.told[-1].standing == "failed"
-    why = job.told[-1].why
+    assert job.reports[-1].standing == "failed"
+    why = job.reports[-1].why
     assert why == f"too few usable nodes in the pool (needs 1): n0: {NO_SCRIPT}; n1: {NO_SCRIPT}"
 
 
@@ -402,8 +402,8 @@ def test_a_job_that_has_not_begun_fails_if_too_few_nodes_are_fit() -> None:
     job.come("n0", 1)
     unfit(job, "n1", 2)
     job.grants(n0=1, stranded=True)
-    assert job.told[-1].standing == "failed"
-    assert "(needs 2): n1: there is no script" in job.told[-1].why
+    assert job.reports[-1].standing == "failed"
+    assert "(needs 2): n1: there is no script" in job.reports[-1].why
 
 
 def test_unfit_nodes_do_not_fail_a_job_that_trains() -> None:
@@ -411,7 +411,7 @@ def test_unfit_nodes_do_not_fail_a_job_that_trains() -> None:
     job.grants(n0=1, n1=2)
     unfit(job, "n1", 2)
     job.grants(n0=1, stranded=True)
-    assert job.told[-1].standing == "going"
+    assert job.reports[-1].standing == "going"
     assert job.held.numbers == {1}
 
 
@@ -421,17 +421,17 @@ def test_a_node_with_another_script_is_refused_to_the_pool_with_the_reason() -> 
     job.grants(n0=1, n1=2)
     job.come("n0", 1)
     job.connect(msgspec.structs.replace(hello("n1"), grant=2, digest="another"))
-    assert job.told[-1].refuses["n1"].grant == 2
-    assert "script or arguments of node n1 differ" in job.told[-1].refuses["n1"].why
+    assert job.reports[-1].refuses["n1"].grant == 2
+    assert "script or arguments of node n1 differ" in job.reports[-1].refuses["n1"].why
 
 
 def test_a_node_with_another_model_is_refused_to_the_pool_without_a_failure() -> None:
     job = pooled(1).train("n0")
     job.grants(n0=1, n1=2)
     job.connect(msgspec.structs.replace(hello("n1"), grant=2))
-    job.say(attach(w("n1"), model="large"))
-    assert job.told[-1].refuses["n1"].grant == 2
-    assert "model is large, the job's is small" in job.told[-1].refuses["n1"].why
+    job.deliver(attach(w("n1"), model="large"))
+    assert job.reports[-1].refuses["n1"].grant == 2
+    assert "model is large, the job's is small" in job.reports[-1].refuses["n1"].why
     assert job.held.numbers == {1}
     assert not [event for event in job.events if isinstance(event, ev.FailureDetected | ev.NodeLeft)]
 
@@ -443,5 +443,5 @@ def test_a_job_keeps_its_last_node_although_it_is_recalled(leaving: tuple[int, .
     assert not job.machine.record.leaving
     for _ in range(5):
         job.tick(1.5)
-        job.tell("n0", msg.Heartbeat())
+        job.deliver_from("n0", msg.Heartbeat())
     assert job.held.numbers == {1}

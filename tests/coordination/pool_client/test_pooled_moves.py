@@ -26,7 +26,7 @@ def _end_move(job: Reserved, *, waits: bool = True) -> None:
     for node in ("n0", "n1", "s0"):
         job.report(node, 3)
     for node in ("n0", "s0"):
-        job.say(msg.Entered(worker=w(node), generation=3, applied=3))
+        job.deliver(msg.Entered(worker=w(node), generation=3, applied=3))
     for step in (4, 5):
         job.step(step, "n0", "s0", generation=3)
     assert list(job.machine.members.standbys) == (["n1"] if waits else [])
@@ -93,11 +93,11 @@ def test_a_promoted_standby_that_is_unfit_is_not_reported_as_a_standby_again() -
     job.boot()
     job.shares()
     job.connect(msgspec.structs.replace(hello("s0"), grant=3, standby=True))
-    job.say(attach(w("s0"), model="another"))
+    job.deliver(attach(w("s0"), model="another"))
     for node, grant in (("n0", 1), ("n1", 2)):
         job.comes(node, grant)
     for node in ("n0", "n1"):
-        job.say(msg.Entered(worker=w(node), generation=1, applied=0))
+        job.deliver(msg.Entered(worker=w(node), generation=1, applied=0))
     job.shares(standbys=(), called=("s0",))
     assert job.sent(msg.EndNode)
     job.step(1, "n0", "n1")
@@ -108,14 +108,14 @@ def test_a_promoted_standby_that_is_unfit_is_not_reported_as_a_standby_again() -
 def test_a_node_with_an_end_notice_and_its_standby_never_both_count_as_training() -> None:
     """The grace is too short for the standby to join first, so it replaces the node when that leaves."""
     job = reserved().train()
-    job.tell("n1", msg.EndNotice(grace_s=0.01))
+    job.deliver_from("n1", msg.EndNotice(grace_s=0.01))
     job.step(2, "n0", "n1")
     for node in ("n0", "n1"):
         job.report(node, 2)
     assert job.members == (w("n0"), w("s0"))
     assert job.held.waiting == {3}
     for node in ("n0", "s0"):
-        job.say(msg.Entered(worker=w(node), generation=2, applied=2))
+        job.deliver(msg.Entered(worker=w(node), generation=2, applied=2))
     for step in (3, 4):
         job.step(step, "n0", "s0", generation=2)
     assert (job.held.numbers, job.held.waiting) == ({1, 3}, frozenset())
@@ -162,10 +162,10 @@ def test_no_standby_replaces_a_recalled_node_with_an_end_notice(
 ) -> None:
     job = reserved().train(warm=not told_first)  # a warm standby would join next to n1 at once
     if told_first:
-        job.tell("n1", msg.EndNotice(grace_s=600.0))
+        job.deliver_from("n1", msg.EndNotice(grace_s=600.0))
     job.shares(leaving=(2,))
     if not told_first:
-        job.tell("n1", msg.EndNotice(grace_s=600.0))
+        job.deliver_from("n1", msg.EndNotice(grace_s=600.0))
     job.tick(0.2)
     job.step(2, "n0", "n1")
     for node in ("n0", "n1"):

@@ -14,7 +14,7 @@ def test_a_node_with_a_standby_grant_is_a_standby_and_roles_are_reported() -> No
     assert job.held.waiting == {3}
     assert list(job.machine.members.standbys) == ["s0"]
     job.shares()
-    assert (job.told[-1].standbys, job.told[-1].trains) == ({3}, {1, 2})
+    assert (job.reports[-1].standbys, job.reports[-1].trains) == ({3}, {1, 2})
 
 
 def test_a_standby_trains_in_the_same_write_that_returns_the_lost_node() -> None:
@@ -24,7 +24,7 @@ def test_a_standby_trains_in_the_same_write_that_returns_the_lost_node() -> None
     job.report("n0", 1)
     assert job.members == (w("n0"), w("s0"))
     assert (job.held.numbers, job.held.waiting) == ({1, 3}, frozenset())
-    (told,) = job.told
+    (told,) = job.reports
     assert (told.held, told.standbys) == ({1, 3}, frozenset())
 
 
@@ -34,7 +34,7 @@ def test_a_cold_standby_that_the_pool_promotes_joins() -> None:
     job.report("n0", 1)
     assert job.members == (w("n0"),)
     assert job.held.waiting == {3}
-    job.say(msg.Entered(worker=w("n0"), generation=2, applied=1))
+    job.deliver(msg.Entered(worker=w("n0"), generation=2, applied=1))
     job.shares(standbys=(), called=("s0",), n0=1, s0=3)
     assert job.held.waiting == frozenset()
     assert not job.machine.members.standbys
@@ -90,7 +90,7 @@ def test_no_standby_replaces_a_recalled_node() -> None:
     job.report("n1", 2)
     assert job.members == (w("n0"),)
     assert job.held.waiting == {3}
-    job.say(msg.Entered(worker=w("n0"), generation=2, applied=2))
+    job.deliver(msg.Entered(worker=w("n0"), generation=2, applied=2))
     for step in (3, 4, 5):
         job.step(step, "n0", generation=2)
     assert job.held.numbers == {1, 3}

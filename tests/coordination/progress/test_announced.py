@@ -18,7 +18,7 @@ def steps(job: Job) -> list[int]:
 
 
 def stand(job: Job, node: str, step: int, generation: int = 1) -> None:
-    job.tell(node, msg.Heartbeat(generation=generation, applied=(step,)))
+    job.deliver_from(node, msg.Heartbeat(generation=generation, applied=(step,)))
 
 
 def entered(node: str, generation: int, at: int) -> msg.Entered:
@@ -44,17 +44,17 @@ def page(node: str, *numbers: int) -> msg.AppliedSteps:
 
 def test_a_step_is_announced_with_its_own_time_by_one_witness_of_the_next() -> None:
     job = Job().start()
-    job.say(applied(w("n1"), 1, 1), after=1.0)
+    job.deliver(applied(w("n1"), 1, 1), after=1.0)
     heard = job.now
     assert steps(job) == []
-    job.say(applied(w("n1"), 1, 2), after=7.0)
+    job.deliver(applied(w("n1"), 1, 2), after=7.0)
     assert steps(job) == [1]
-    assert [event.time for event in job.said(ev.StepCommitted)] == [heard]
+    assert [event.time for event in job.emitted(ev.StepCommitted)] == [heard]
 
 
 def test_the_last_step_is_announced_by_the_reports_of_all_members() -> None:
     job = Job().start()
-    job.say(applied(w("n1"), 1, 1))
+    job.deliver(applied(w("n1"), 1, 1))
     for node in ("n0", "n2"):
         assert steps(job) == []
         stand(job, node, 1)
@@ -65,13 +65,13 @@ def test_a_heartbeat_has_one_step_per_worker_of_the_node() -> None:
     job, here = Job(nodes=1).boot(), [msg.worker_id("n0", index, "a") for index in range(2)]
     job.connect(msgspec.structs.replace(hello("n0"), workers=2))
     for worker in here:
-        job.say(attach(worker))
+        job.deliver(attach(worker))
     for worker in here:
-        job.say(msg.Entered(worker=worker, generation=1, applied=0))
-    job.say(applied(here[0], 1, 1))
-    job.tell("n0", msg.Heartbeat(generation=1, applied=(1, 0)))
+        job.deliver(msg.Entered(worker=worker, generation=1, applied=0))
+    job.deliver(applied(here[0], 1, 1))
+    job.deliver_from("n0", msg.Heartbeat(generation=1, applied=(1, 0)))
     assert steps(job) == []
-    job.tell("n0", msg.Heartbeat(generation=1, applied=(0, 1)))
+    job.deliver_from("n0", msg.Heartbeat(generation=1, applied=(0, 1)))
     assert steps(job) == [1]
 
 
@@ -80,13 +80,13 @@ def test_a_passed_step_proves_nothing_before_all_members_have_entered() -> None:
     job = Job().boot()
     for node in NODES:
         job.connect(hello(node))
-        job.say(attach(w(node)))
+        job.deliver(attach(w(node)))
     for node in NODES[:2]:
-        job.say(entered(node, 1, 0))
-    job.say(applied(w("n0"), 1, 1))
-    job.say(applied(w("n0"), 1, 2))
+        job.deliver(entered(node, 1, 0))
+    job.deliver(applied(w("n0"), 1, 1))
+    job.deliver(applied(w("n0"), 1, 2))
     assert steps(job) == []
-    job.say(entered("n2", 1, 0))
+    job.deliver(entered("n2", 1, 0))
     assert steps(job) == [1]
 
 
@@ -94,9 +94,9 @@ def joining() -> Job:
     """Return a job of three members and n3, with raised swap flags."""
     job = Job().start()
     job.connect(hello("n3"))
-    job.say(attach(w("n3")))
+    job.deliver(attach(w("n3")))
     for node in (*NODES, "n3"):
-        job.say(msg.Prepared(worker=w(node), generation=2))
+        job.deliver(msg.Prepared(worker=w(node), generation=2))
     return job
 
 
@@ -104,13 +104,13 @@ def test_a_committed_step_has_the_longest_pause_of_its_members() -> None:
     job = Job().start()
     for node, paused_s in (("n0", 0.0), ("n1", 0.25), ("n2", 0.125)):
         job.tick(1.0)
-        job.say(msgspec.structs.replace(applied(w(node), 1, 1), paused_s=paused_s))
-    (committed,) = job.said(ev.StepCommitted)
+        job.deliver(msgspec.structs.replace(applied(w(node), 1, 1), paused_s=paused_s))
+    (committed,) = job.emitted(ev.StepCommitted)
     assert committed.paused_s == 0.0  # the start of the first step is unknown
     for node, paused_s in (("n0", 0.0), ("n1", 0.25), ("n2", 0.125)):
         job.tick(1.0)
-        job.say(msgspec.structs.replace(applied(w(node), 1, 2), paused_s=paused_s))
-    (committed,) = job.said(ev.StepCommitted)
+        job.deliver(msgspec.structs.replace(applied(w(node), 1, 2), paused_s=paused_s))
+    (committed,) = job.emitted(ev.StepCommitted)
     assert committed.paused_s == 0.25
 
 
@@ -119,44 +119,44 @@ def test_a_committed_step_has_the_number_of_the_last_step() -> None:
     for step, last_step in ((1, 0), (2, 500), (3, 600)):
         job.tick(1.0)
         for node in NODES:
-            job.say(msgspec.structs.replace(applied(w(node), 1, step), last_step=last_step))
-        (committed,) = job.said(ev.StepCommitted)
+            job.deliver(msgspec.structs.replace(applied(w(node), 1, step), last_step=last_step))
+        (committed,) = job.emitted(ev.StepCommitted)
         assert (committed.step, committed.last_step) == (step, last_step)
 
 
 def test_steps_proven_by_a_swap_are_announced_before_the_new_generation() -> None:
     job = joining()
-    job.say(applied(w("n0"), 1, 1))
-    job.say(applied(w("n0"), 1, 2, commit(1.0, msg.Flag.SWAP)))
-    (started,) = job.said(ev.GenerationStarted)
-    (committed,) = job.said(ev.StepCommitted)
+    job.deliver(applied(w("n0"), 1, 1))
+    job.deliver(applied(w("n0"), 1, 2, commit(1.0, msg.Flag.SWAP)))
+    (started,) = job.emitted(ev.GenerationStarted)
+    (committed,) = job.emitted(ev.StepCommitted)
     assert (committed.step, committed.generation, started.generation) == (1, 1, 2)
 
 
 def test_a_swap_reported_only_by_the_new_node_proves_the_step_before_it() -> None:
     job = joining()
-    job.say(applied(w("n0"), 1, 1))
-    job.say(entered("n3", 2, 2))
+    job.deliver(applied(w("n0"), 1, 1))
+    job.deliver(entered("n3", 2, 2))
     assert steps(job) == [1]
 
 
 def test_a_passed_step_proves_steps_only_for_the_members_of_its_generation() -> None:
     job = joining()
-    job.say(applied(w("n0"), 1, 1))
-    job.say(applied(w("n0"), 1, 2, commit(1.0, msg.Flag.SWAP)))
+    job.deliver(applied(w("n0"), 1, 1))
+    job.deliver(applied(w("n0"), 1, 2, commit(1.0, msg.Flag.SWAP)))
     for node in (*NODES, "n3"):
-        job.say(entered(node, 2, 2 if node != "n3" else 1))
+        job.deliver(entered(node, 2, 2 if node != "n3" else 1))
     # n3 reports an older step than it must have, which delays every announcement until a step with it passes.
-    job.say(applied(w("n1"), 1, 3))
+    job.deliver(applied(w("n1"), 1, 3))
     assert steps(job) == [1]
-    job.say(applied(w("n1"), 2, 3))
+    job.deliver(applied(w("n1"), 2, 3))
     assert steps(job) == [1, 2]
 
 
 def test_no_step_is_announced_between_a_stop_and_its_decision() -> None:
     job = broken()
     for step in (1, 2, 3):
-        job.say(applied(w("n1"), 1, step))
+        job.deliver(applied(w("n1"), 1, step))
     assert steps(job) == []
     job.report("n1", 2)
     assert steps(job) == []
@@ -164,7 +164,7 @@ def test_no_step_is_announced_between_a_stop_and_its_decision() -> None:
 
 def test_steps_applied_only_by_survivors_are_announced_with_their_losses() -> None:
     job = broken()
-    job.tell("n1", page("n1", 1, 2))
+    job.deliver_from("n1", page("n1", 1, 2))
     job.report("n1", 2)
     job.report("n2", 2)
     assert job.machine.record.decision == msg.Decision(kind=DecisionKind.REDO, applied=2)
@@ -174,27 +174,27 @@ def test_steps_applied_only_by_survivors_are_announced_with_their_losses() -> No
 
 def test_a_decision_drops_results_of_later_steps() -> None:
     job = broken()
-    job.say(applied(w("n1"), 1, 1, commit(5.0)))
+    job.deliver(applied(w("n1"), 1, 1, commit(5.0)))
     job.lose("n1")
     job.report("n2", 0)
-    job.say(entered("n2", 2, 0))
-    job.say(applied(w("n2"), 2, 1, commit(3.0)))
+    job.deliver(entered("n2", 2, 0))
+    job.deliver(applied(w("n2"), 2, 1, commit(3.0)))
     assert losses(job) == [3.0]
 
 
 def test_heartbeats_from_before_a_rollback_do_not_count() -> None:
     job = Job(nodes=2).start()
     job.step(1)
-    job.say(written("n0", 1, "one"))
-    job.say(kept("n0", 1, "one"))
+    job.deliver(written("n0", 1, "one"))
+    job.deliver(kept("n0", 1, "one"))
     job.step(2)
-    job.say(msg.Complaint(worker=w("n0"), generation=1, detail="reset"))
+    job.deliver(msg.Complaint(worker=w("n0"), generation=1, detail="reset"))
     for node in ("n0", "n1"):
         job.report(node, None)
-    assert [event.to_step for event in job.said(ev.RolledBack)] == [1]
+    assert [event.to_step for event in job.emitted(ev.RolledBack)] == [1]
     for node in ("n0", "n1"):
-        job.say(entered(node, 2, 1))
-    job.say(applied(w("n0"), 2, 2))
+        job.deliver(entered(node, 2, 1))
+    job.deliver(applied(w("n0"), 2, 2))
     stand(job, "n1", 2)
     assert steps(job) == [1, 2]
     stand(job, "n1", 2, generation=2)
@@ -203,12 +203,12 @@ def test_heartbeats_from_before_a_rollback_do_not_count() -> None:
 
 def test_a_step_keeps_the_time_of_its_first_report() -> None:
     job = Job().start()
-    job.say(applied(w("n0"), 1, 1))
+    job.deliver(applied(w("n0"), 1, 1))
     heard = job.now
     job.now += 9.0
-    job.tell("n1", page("n1", 1))
-    job.say(applied(w("n0"), 1, 2))
-    assert [event.time for event in job.said(ev.StepCommitted)] == [heard]
+    job.deliver_from("n1", page("n1", 1))
+    job.deliver(applied(w("n0"), 1, 2))
+    assert [event.time for event in job.emitted(ev.StepCommitted)] == [heard]
 
 
 def test_committed_messages_are_less_frequent_with_more_nodes() -> None:

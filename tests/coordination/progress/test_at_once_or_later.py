@@ -74,9 +74,9 @@ def beside(*, warm: bool = True) -> Job:
     job = Job(nodes=4).start()
     job.step(1, "n0", "n1", "n2", "n3")
     job.connect(msgspec.structs.replace(hello("s0"), standby=True))
-    job.say(attach(w("s0")))
+    job.deliver(attach(w("s0")))
     if warm:
-        job.say(msg.Warmed(worker=w("s0"), seconds=0.5))
+        job.deliver(msg.Warmed(worker=w("s0"), seconds=0.5))
     return job
 
 
@@ -88,9 +88,9 @@ def recovered(job: Job, *members: str) -> ev.Recovered:
     assert plan is not None
     assert plan.workers == tuple(map(w, members))
     for name in members:
-        job.say(msg.Entered(worker=w(name), generation=2, applied=1))
+        job.deliver(msg.Entered(worker=w(name), generation=2, applied=1))
     job.step(2, *members, generation=2)
-    (event,) = job.said(ev.Recovered)
+    (event,) = job.emitted(ev.Recovered)
     return event
 
 

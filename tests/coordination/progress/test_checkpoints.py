@@ -26,10 +26,10 @@ def plain(name: str) -> str:
 def saves(job: Job, step: int, name: str) -> None:
     """Apply a step and keep a checkpoint of it."""
     job.step(step)
-    job.say(written("n0", step, f".{name}"))
+    job.deliver(written("n0", step, f".{name}"))
     assert list(job.orders(msg.AcceptCheckpoint)) == [w("n0")]
-    job.say(kept("n0", step, name))
-    assert [event.step for event in job.said(ev.CheckpointSaved)] == [step]
+    job.deliver(kept("n0", step, name))
+    assert [event.step for event in job.emitted(ev.CheckpointSaved)] == [step]
 
 
 def rolled_back() -> Job:
@@ -40,7 +40,7 @@ def rolled_back() -> Job:
         job.step(step)
     job.lose("n1")
     job.connect(hello("n1", session="11111111"))
-    job.say(attach(w("n1", "b")))
+    job.deliver(attach(w("n1", "b")))
     job.report("n0", None, msg.Phase.ENTERING)  # its state was partly overwritten
     begin = job.orders(msg.Begin)[w("n0")]
     assert (begin.decision.kind, begin.decision.applied) == (DecisionKind.ROLLBACK, 1)
@@ -68,11 +68,11 @@ def test_a_failed_checkpoint_is_emitted_and_an_action_only_for_the_first_in_a_ro
             continue
         job.step(step)
         name = called(step, "none")
-        job.say(msg.CheckpointUnwritten(worker=w("n0"), term=1, generation=1, step=step, name=name, why="no room"))
-        (failed,) = job.said(ev.CheckpointFailed)
+        job.deliver(msg.CheckpointUnwritten(worker=w("n0"), term=1, generation=1, step=step, name=name, why="no room"))
+        (failed,) = job.emitted(ev.CheckpointFailed)
         assert (failed.node, failed.step, failed.why) == ("n0", step, "no room")
         told.append(failed.tries)
-        assert len(job.said(ev.ActionRequested)) == (failed.tries == 1)
+        assert len(job.emitted(ev.ActionRequested)) == (failed.tries == 1)
     assert told == [1, 2, 1]
 
 
@@ -89,8 +89,8 @@ def test_a_prune_order_repeats_what_a_crash_left_unpruned() -> None:
 def test_a_checkpoint_accepted_before_a_rollback_never_counts() -> None:
     """Reproducer twohop.py: the next loss would roll back to a later step on the abandoned lineage."""
     job = rolled_back()
-    job.say(kept("n0", 3, "three"))
-    assert job.said(ev.CheckpointSaved) == []
+    job.deliver(kept("n0", 3, "three"))
+    assert job.emitted(ev.CheckpointSaved) == []
     assert names(job) == ["one"]
     assert [plain(name) for name in job.machine.record.superseded] == ["three"]
     job.lose("n1")
@@ -100,7 +100,7 @@ def test_a_checkpoint_accepted_before_a_rollback_never_counts() -> None:
 
 def test_a_part_written_before_a_rollback_is_never_accepted() -> None:
     job = rolled_back()
-    job.say(written("n0", 1, ".abandoned"))
+    job.deliver(written("n0", 1, ".abandoned"))
     assert not job.orders(msg.AcceptCheckpoint)
     assert job.orders(msg.PruneCheckpoints) == {w("n0"): msg.PruneCheckpoints(term=1, names=(called(1, "abandoned"),))}
 
@@ -108,7 +108,7 @@ def test_a_part_written_before_a_rollback_is_never_accepted() -> None:
 def test_a_checkpoint_of_an_uncommitted_step_is_pruned_by_a_rollback() -> None:
     job = Job(nodes=2).start()
     saves(job, 1, "one")
-    job.say(written("n0", 2, ".two"))
+    job.deliver(written("n0", 2, ".two"))
     job.lose("n1")
     job.report("n0", None, msg.Phase.ENTERING)
     assert job.orders(msg.PruneCheckpoints)[w("n0")].names == (called(2, "two"),)
@@ -118,8 +118,8 @@ def test_a_checkpoint_older_than_one_that_counts_is_pruned() -> None:
     job = Job(nodes=2).start()
     for step in (1, 2):
         job.step(step)
-    job.say(kept("n0", 2, "two"))
-    job.say(written("n1", 1, ".one"))
+    job.deliver(kept("n0", 2, "two"))
+    job.deliver(written("n1", 1, ".one"))
     assert job.orders(msg.PruneCheckpoints)[w("n1")].names == (called(1, "one"),)
 
 
@@ -128,13 +128,13 @@ def test_an_overtaken_checkpoint_does_not_count_for_a_later_coordinator() -> Non
     job = Job(nodes=2).start()
     for step in (1, 2):
         job.step(step)
-    job.say(written("n1", 1, ".one"))
-    job.say(kept("n0", 2, "two"))
+    job.deliver(written("n1", 1, ".one"))
+    job.deliver(kept("n0", 2, "two"))
     assert job.orders(msg.PruneCheckpoints)[w("n1")].names == (called(1, "one"),)
     job.boot()
     late = (attach(w("n1")), msg.Entered(worker=w("n1"), generation=1, applied=0), kept("n1", 1, "one"))
     job.connect(hello("n1", kept=late))
-    assert job.said(ev.CheckpointSaved) == []
+    assert job.emitted(ev.CheckpointSaved) == []
     assert names(job) == ["two"]
     assert [plain(name) for name in job.machine.record.superseded] == ["one"]
 
@@ -144,18 +144,18 @@ def test_a_dropped_checkpoint_does_not_count_although_an_earlier_coordinator_sea
     job = Job(nodes=3).start(saves=True)
     job.step(1)
     for part in (2, 0, 1):
-        job.say(written(f"n{part}", 1, "whole", part=part, parts=3))
+        job.deliver(written(f"n{part}", 1, "whole", part=part, parts=3))
     assert list(job.orders(msg.AcceptCheckpoint)) == [w("n2")]
     job.boot(takeover=True)
     entered = [(attach(w(node)), msg.Entered(worker=w(node), generation=1, applied=1)) for node in ("n0", "n1")]
     job.connect(hello("n0", kept=(*entered[0], written("n0", 1, "whole", part=0, parts=3))))
     job.connect(hello("n1", kept=entered[1]))
-    job.say(msg.Finished(worker=w("n1"), generation=1, step=1))
+    job.deliver(msg.Finished(worker=w("n1"), generation=1, step=1))
     assert list(job.orders(msg.PruneCheckpoints)) == [w("n0")], "n1 has ended without a report of its part"
     job.boot(takeover=True)
     late = (attach(w("n2")), msg.Entered(worker=w("n2"), generation=1, applied=1), kept("n2", 1, "whole"))
     job.connect(hello("n2", kept=late))
-    assert job.said(ev.CheckpointSaved) == []
+    assert job.emitted(ev.CheckpointSaved) == []
     assert names(job) == []
 
 
@@ -171,31 +171,31 @@ def test_a_checkpoint_that_a_later_generation_may_have_removed_does_not_count(ge
         for node in ("n0", "n1"):
             job.report(node, 1)
         for node in ("n0", "n1"):
-            job.say(msg.Entered(worker=w(node), generation=2, applied=1))
+            job.deliver(msg.Entered(worker=w(node), generation=2, applied=1))
     nodes = ("n0", "n1", "n2")[: 4 - generation]
     job.step(2, *nodes, generation=generation)
     parts_of(job, 2, *nodes, parts=len(nodes), generation=generation)
     assert list(job.orders(msg.AcceptCheckpoint)) == [w("n0")]
-    job.say(kept("n1", 1, "whole"))
-    saved = [event.step for event in job.said(ev.CheckpointSaved)]
+    job.deliver(kept("n1", 1, "whole"))
+    saved = [event.step for event in job.emitted(ev.CheckpointSaved)]
     assert (saved, [*job.orders(msg.PruneCheckpoints)]) == (([1], []) if generation == 1 else ([], [w("n1"), w("n0")]))
-    job.say(kept("n0", 2, "whole", generation=generation))
+    job.deliver(kept("n0", 2, "whole", generation=generation))
     assert len(names(job)) == (2 if generation == 1 else 1)
 
 
 def test_repeated_reports_of_a_checkpoint_change_nothing() -> None:
     job = Job(nodes=1).start()
     saves(job, 1, "one")
-    job.say(kept("n0", 1, "one"))
+    job.deliver(kept("n0", 1, "one"))
     assert job.kinds == []
-    job.say(written("n0", 1, ".one"))
+    job.deliver(written("n0", 1, ".one"))
     assert job.kinds == ["AcceptCheckpoint"], "workers that wait for it are released"
     assert job.orders(msg.AcceptCheckpoint)[w("n0")].files == ()
 
 
 def parts_of(job: Job, step: int, *nodes: str, parts: int = 2, generation: int = 1) -> None:
     for part, node in enumerate(nodes):
-        job.say(written(node, step, "whole", part=part, parts=parts, generation=generation))
+        job.deliver(written(node, step, "whole", part=part, parts=parts, generation=generation))
 
 
 def test_a_checkpoint_counts_once_it_has_all_parts_and_a_manifest() -> None:
@@ -203,11 +203,11 @@ def test_a_checkpoint_counts_once_it_has_all_parts_and_a_manifest() -> None:
     job.step(1)
     parts_of(job, 1, "n0")
     assert not job.orders(msg.AcceptCheckpoint)
-    job.say(written("n1", 1, "whole", part=1, parts=2))
+    job.deliver(written("n1", 1, "whole", part=1, parts=2))
     (order,) = job.orders(msg.AcceptCheckpoint).values()
     assert [file.name for file in order.files] == ["part-0", "part-1"]
-    job.say(kept("n0", 1, "whole"))
-    assert [event.step for event in job.said(ev.CheckpointSaved)] == [1]
+    job.deliver(kept("n0", 1, "whole"))
+    assert [event.step for event in job.emitted(ev.CheckpointSaved)] == [1]
     settled = job.orders(msg.AcceptCheckpoint)
     assert {worker: order.files for worker, order in settled.items()} == {w("n0"): (), w("n1"): ()}
 
@@ -226,9 +226,9 @@ def test_a_part_counts_although_its_worker_has_died() -> None:
     job = Job(nodes=2).start()
     job.step(1)
     parts_of(job, 1, "n0")
-    job.tell("n1", msg.WorkerDown(worker=w("n1"), kind=FailureKind.PROCESS_EXIT, detail="died", exit_code=1))
+    job.deliver_from("n1", msg.WorkerDown(worker=w("n1"), kind=FailureKind.PROCESS_EXIT, detail="died", exit_code=1))
     job.report("n0", 1)
-    job.say(written("n1", 1, "whole", part=1, parts=2))
+    job.deliver(written("n1", 1, "whole", part=1, parts=2))
     assert len(job.orders(msg.AcceptCheckpoint)) == 1
 
 
@@ -248,7 +248,7 @@ def test_parts_of_two_generations_make_no_checkpoint() -> None:
     job = Job(nodes=2).start()
     job.step(1)
     parts_of(job, 1, "n0")
-    job.say(written("n1", 1, "whole", part=1, parts=2, generation=2))
+    job.deliver(written("n1", 1, "whole", part=1, parts=2, generation=2))
     assert not job.orders(msg.AcceptCheckpoint)
 
 
@@ -257,13 +257,13 @@ def test_a_part_that_cannot_be_written_is_emitted_and_releases_the_other_workers
     job.step(1)
     parts_of(job, 1, "n0")
     name = called(1, "whole")
-    job.say(msg.CheckpointUnwritten(worker=w("n1"), term=1, generation=1, step=1, name=name, why="full"))
-    (event,) = job.said(ev.CheckpointFailed)
+    job.deliver(msg.CheckpointUnwritten(worker=w("n1"), term=1, generation=1, step=1, name=name, why="full"))
+    (event,) = job.emitted(ev.CheckpointFailed)
     assert (event.node, event.step, event.why, event.tries) == ("n1", 1, "full", 1)
     pruned = job.orders(msg.PruneCheckpoints)
     assert {worker: order.names for worker, order in pruned.items()} == {w("n0"): (name,), w("n1"): (name,)}
     assert [order.remove for order in pruned.values()].count(True) == 1, "one worker removes it"
-    job.say(written("n1", 1, "whole", part=1, parts=2))
+    job.deliver(written("n1", 1, "whole", part=1, parts=2))
     assert list(job.orders(msg.PruneCheckpoints)) == [w("n1")], "the late part is pruned"
 
 
@@ -272,7 +272,7 @@ def test_a_first_checkpoint_that_cannot_be_sealed_releases_the_workers_that_wait
     job = Job(nodes=2).start(saves=True)
     job.step(1)
     parts_of(job, 1, "n0", "n1")
-    job.say(unwritten("n0", 1, "whole"))
+    job.deliver(unwritten("n0", 1, "whole"))
     assert {node: order.names for node, order in job.orders(msg.PruneCheckpoints).items()} == {
         w("n0"): (called(1, "whole"),),
         w("n1"): (called(1, "whole"),),
@@ -285,18 +285,18 @@ def test_no_worker_waits_for_a_checkpoint_that_no_worker_can_write() -> None:
     job.step(1)
     name = called(1, "whole")
     for node in ("n2", "n0", "n1"):
-        job.say(msg.CheckpointUnwritten(worker=w(node), term=1, generation=1, step=1, name=name, why="full"))
+        job.deliver(msg.CheckpointUnwritten(worker=w(node), term=1, generation=1, step=1, name=name, why="full"))
         assert {worker: order.names for worker, order in job.orders(msg.PruneCheckpoints).items()} == {w(node): (name,)}
-        assert len(job.said(ev.CheckpointFailed)) == (node == "n2"), "the failure is reported once"
+        assert len(job.emitted(ev.CheckpointFailed)) == (node == "n2"), "the failure is reported once"
 
 
 def test_a_checkpoint_is_dropped_if_a_worker_finishes_without_its_part() -> None:
     """A simulation (11694525625) found this: the worker had loaded a checkpoint that others then found damaged."""
     job = Job(nodes=2).start()
     job.step(1)
-    job.say(written("n0", 1, "one", parts=2))
+    job.deliver(written("n0", 1, "one", parts=2))
     assert not job.orders(msg.PruneCheckpoints)
-    job.say(msg.Finished(worker=w("n1"), generation=1, step=1))
+    job.deliver(msg.Finished(worker=w("n1"), generation=1, step=1))
     assert list(job.orders(msg.PruneCheckpoints)) == [w("n0")]
 
 
@@ -307,22 +307,22 @@ def test_a_checkpoint_is_dropped_if_a_worker_leaves_without_its_part() -> None:
     left = msg.WorkerDown(
         worker=w("n1"), kind=FailureKind.PROCESS_EXIT, detail="left", exit_code=0, final=True, applied=1
     )
-    job.tell("n1", left)
+    job.deliver_from("n1", left)
     assert w("n0") in job.orders(msg.PruneCheckpoints)
 
 
 def test_a_part_of_an_expelled_member_never_counts() -> None:
     job = Job(nodes=3).start()
     job.step(1)
-    job.say(written("n0", 2, ".two", parts=3))
+    job.deliver(written("n0", 2, ".two", parts=3))
     job.lose("n0")
     for node in ("n1", "n2"):
         job.report(node, 1)
     assert job.machine.record.plan is not None
     job.connect(hello("n0", session="11111111"))
-    job.say(attach(w("n0", "b")))
+    job.deliver(attach(w("n0", "b")))
     for node in ("n1", "n2"):
-        job.say(msg.Entered(worker=w(node), generation=2, applied=1))
+        job.deliver(msg.Entered(worker=w(node), generation=2, applied=1))
     job.step(2, "n1", "n2", generation=2)
     assert not job.orders(msg.AcceptCheckpoint)
 
@@ -342,9 +342,9 @@ def test_a_job_restarts_from_step_0_after_a_loss_before_its_first_checkpoint() -
         job.step(step)
     job.lose("n0")
     job.connect(hello("n1"))
-    job.say(attach(w("n1")))
+    job.deliver(attach(w("n1")))
     assert job.orders(msg.Begin)[w("n1")].decision == msg.Decision(kind=DecisionKind.START, applied=0)
-    (back,) = job.said(ev.RolledBack)
+    (back,) = job.emitted(ev.RolledBack)
     assert back.to_step == 0
     assert "no checkpoint is kept yet: the job restarts from step 0" in back.why
 
@@ -354,11 +354,11 @@ def test_a_job_without_readable_checkpoints_fails_instead_of_restarting_from_ste
     saves(job, 1, "one")
     job.lose("n0")
     job.connect(hello("n1"))
-    job.say(attach(w("n1")))
-    job.say(msg.CheckpointDamaged(worker=w("n1"), generation=2, name=called(1, "one"), why="short"))
+    job.deliver(attach(w("n1")))
+    job.deliver(msg.CheckpointDamaged(worker=w("n1"), generation=2, name=called(1, "one"), why="short"))
     job.step(2, generation=2)
     job.report("n1", None, msg.Phase.ENTERING)
-    (failed,) = job.said(ev.JobFailed)
+    (failed,) = job.emitted(ev.JobFailed)
     assert "no checkpoint can be read (1 could not)" in failed.why
 
 
@@ -370,8 +370,8 @@ def test_a_damaged_checkpoint_is_reported_to_nodes_that_could_read_it() -> None:
         job.lose(node)
     for node in ("n2", "n3"):
         job.connect(hello(node))
-        job.say(attach(w(node)))
-    job.say(msg.CheckpointDamaged(worker=w("n2"), generation=2, name=called(1, "one"), why="short"))
+        job.deliver(attach(w(node)))
+    job.deliver(msg.CheckpointDamaged(worker=w("n2"), generation=2, name=called(1, "one"), why="short"))
     order = msg.PruneCheckpoints(term=1, names=(called(1, "one"),), remove=False)
     assert job.orders(msg.PruneCheckpoints) == {w("n2"): order, w("n3"): order}
 
@@ -383,11 +383,11 @@ def test_a_new_coordinator_reports_a_damaged_checkpoint_again() -> None:
     for node in ("n0", "n1"):
         job.lose(node)
     job.connect(hello("n2"))
-    job.say(attach(w("n2")))
+    job.deliver(attach(w("n2")))
     job.connect(hello("n3"))
     assert not job.sent(msg.PruneCheckpoints), "all known checkpoints are readable"
-    job.say(attach(w("n3")))
-    job.say(msg.CheckpointDamaged(worker=w("n2"), generation=2, name=called(1, "one"), why="short"))
+    job.deliver(attach(w("n3")))
+    job.deliver(msg.CheckpointDamaged(worker=w("n2"), generation=2, name=called(1, "one"), why="short"))
     job.boot(takeover=True)
     begun = msg.Begun(worker=w("n2"), generation=2)
     job.connect(hello("n2", kept=(attach(w("n2")), begun)))
@@ -405,10 +405,10 @@ def test_a_requested_checkpoint_is_ordered_once_per_generation_until_it_counts()
     job.lose("n0")
     job.report("n1", 2)
     assert job.orders(msg.AskCheckpoint) == {w("n1"): msg.AskCheckpoint()}
-    job.say(msg.Entered(worker=w("n1"), generation=2, applied=2))
-    job.say(msg.Applied(worker=w("n1"), generation=2, step=3, commit=commit(), world=1, witness=True))
-    job.say(written("n1", 3, ".three", generation=2))
-    job.say(kept("n1", 3, "three", generation=2))
+    job.deliver(msg.Entered(worker=w("n1"), generation=2, applied=2))
+    job.deliver(msg.Applied(worker=w("n1"), generation=2, step=3, commit=commit(), world=1, witness=True))
+    job.deliver(written("n1", 3, ".three", generation=2))
+    job.deliver(kept("n1", 3, "three", generation=2))
     job.tick(0.1)
     assert not job.orders(msg.AskCheckpoint)
 
@@ -417,22 +417,22 @@ def slow_job(slow: int, steps: int) -> Job:
     """Make each node save a part after each step; n1 skips parts that are due while it writes one."""
     job, busy = Job(nodes=3).start(saves=True), dict[int, int]()
 
-    def say(message: msg.CheckpointWritten) -> None:
-        job.say(message)
+    def deliver(message: msg.CheckpointWritten) -> None:
+        job.deliver(message)
         for order in job.orders(msg.AcceptCheckpoint).values():
             if order.files:
-                job.say(kept("n0", order.step, "x"))
+                job.deliver(kept("n0", order.step, "x"))
                 break
 
     for step in range(1, steps + 1):
         job.step(step)
         for part, node in ((0, "n0"), (1, "n2")):
-            say(written(node, step, "x", part=part, parts=3))
+            deliver(written(node, step, "x", part=part, parts=3))
         busy = busy or {step: step + slow}
         for begun, until in list(busy.items()):
             if step >= until:
                 busy.clear()
-                say(written("n1", begun, "x", part=2, parts=3))
+                deliver(written("n1", begun, "x", part=2, parts=3))
     return job
 
 
@@ -450,7 +450,7 @@ def still_saving(job: Job, step: int, *more: msg.Wish) -> None:
     """Apply a step with a result that says that part of an earlier checkpoint is still being written."""
     v = msgspec.structs.replace(commit(), wishes=(msg.Wish.STILL_SAVING, *more))
     for node in ("n0", "n1"):
-        job.say(applied(w(node), 1, step, v, world=2))
+        job.deliver(applied(w(node), 1, step, v, world=2))
 
 
 def test_left_out_checkpoints_are_emitted_with_the_nodes_that_still_write() -> None:
@@ -461,20 +461,20 @@ def test_left_out_checkpoints_are_emitted_with_the_nodes_that_still_write() -> N
     for step in range(2, 14):
         job.now += 1.0
         still_saving(job, step)
-        told += job.said(ev.CheckpointDelayed)
-        asked = [event.about for event in job.said(ev.ActionRequested)]
+        told += job.emitted(ev.CheckpointDelayed)
+        asked = [event.about for event in job.emitted(ev.ActionRequested)]
         assert asked == (["checkpoint_delayed"] if step == 13 else []), "a person is notified once it takes long"
     assert [(event.step, event.left_out, event.nodes) for event in told] == [
         (4, 3, ("n1",)),
         (7, 6, ("n1",)),
         (13, 12, ("n1",)),
     ]
-    job.say(written("n1", 1, "whole", part=1, parts=2))
-    job.say(kept("n0", 1, "whole"))
-    (event,) = job.said(ev.CheckpointSaved)
+    job.deliver(written("n1", 1, "whole", part=1, parts=2))
+    job.deliver(kept("n0", 1, "whole"))
+    (event,) = job.emitted(ev.CheckpointSaved)
     assert (event.step, event.left_out) == (1, 12)
     still_saving(job, 14)
-    assert not job.said(ev.CheckpointDelayed), "an unchanged period is not reported"
+    assert not job.emitted(ev.CheckpointDelayed), "an unchanged period is not reported"
 
 
 def test_with_a_period_in_time_only_requested_checkpoints_count_as_left_out() -> None:
@@ -484,11 +484,11 @@ def test_with_a_period_in_time_only_requested_checkpoints_count_as_left_out() ->
     assert not [event for event in job.events if isinstance(event, ev.CheckpointDelayed)]
     for step in range(10, 13):
         still_saving(job, step, msg.Wish.SAVE_IF_FREE)
-    (event,) = job.said(ev.CheckpointDelayed)
+    (event,) = job.emitted(ev.CheckpointDelayed)
     assert (event.left_out, event.nodes) == (3, ("n0", "n1")), "without any part, all nodes may be writing"
     for step in range(13, 20):
         still_saving(job, step, msg.Wish.SAVE_IF_FREE, msg.Wish.SAVE)
-        assert not job.said(ev.CheckpointDelayed), "all nodes save the requested checkpoint"
+        assert not job.emitted(ev.CheckpointDelayed), "all nodes save the requested checkpoint"
 
 
 def unwritten(node: str, step: int, name: str) -> msg.CheckpointUnwritten:
@@ -504,14 +504,14 @@ def test_a_part_in_a_folder_that_another_node_pruned_causes_no_failure_event() -
         job.step(step)
     parts_of(job, 1, "n0")
     parts_of(job, 2, "n0", "n1")
-    job.say(unwritten("n1", 1, "whole"))
-    assert not job.said(ev.CheckpointFailed), "the newer one is being sealed"
+    job.deliver(unwritten("n1", 1, "whole"))
+    assert not job.emitted(ev.CheckpointFailed), "the newer one is being sealed"
     assert list(job.orders(msg.PruneCheckpoints)) == [w("n1"), w("n0")]
-    job.say(kept("n0", 2, "whole"))
+    job.deliver(kept("n0", 2, "whole"))
     job.boot(takeover=True)
     job.connect(hello("n1", kept=(attach(w("n1")), msg.Entered(worker=w("n1"), generation=1, applied=2))))
-    job.say(unwritten("n1", 1, "whole"))
-    assert not job.said(ev.CheckpointFailed), "a newer checkpoint counts for every coordinator"
+    job.deliver(unwritten("n1", 1, "whole"))
+    assert not job.emitted(ev.CheckpointFailed), "a newer checkpoint counts for every coordinator"
 
 
 def test_a_request_for_a_checkpoint_is_refused_if_the_job_keeps_none() -> None:

@@ -19,8 +19,8 @@ def with_a_standby() -> Job:
     job.step(1)
     job.connect(msgspec.structs.replace(hello("s0"), standby=True))
     job.tick(0.7)
-    job.say(attach(w("s0")))
-    job.say(msg.Warmed(worker=w("s0"), seconds=0.25))
+    job.deliver(attach(w("s0")))
+    job.deliver(msg.Warmed(worker=w("s0"), seconds=0.25))
     return job
 
 
@@ -45,7 +45,7 @@ def test_a_replacement_measures_decision_group_build_and_transfer() -> None:
     job.report("n0", 1)
     job.report("n2", 1)
     for name, received in (("n0", 0), ("n2", 0), ("s0", 5_000_000)):
-        job.say(
+        job.deliver(
             msg.Entered(worker=w(name), generation=2, applied=1, received_bytes=received, transfer_s=received / 1e8)
         )
     job.step(2, "n0", "s0", "n2", generation=2)

@@ -15,24 +15,24 @@ def rolled_back() -> Job:
     """Return a job of two members that lost step 2 in apply, and begin generation 2 from the checkpoint of step 1."""
     job = Job(nodes=2).start()
     job.step(1)
-    job.say(written("n0", 1, "one"))
-    job.say(kept("n0", 1, "one"))
+    job.deliver(written("n0", 1, "one"))
+    job.deliver(kept("n0", 1, "one"))
     job.step(2)
-    job.say(msg.Complaint(worker=w("n0"), generation=1, detail="reset"))
+    job.deliver(msg.Complaint(worker=w("n0"), generation=1, detail="reset"))
     job.report("n0", None)
     job.report("n1", None)
-    assert [event.to_step for event in job.said(ev.RolledBack)] == [1]
+    assert [event.to_step for event in job.emitted(ev.RolledBack)] == [1]
     return job
 
 
 def test_a_result_from_before_a_rollback_is_ignored() -> None:
     job = rolled_back()
-    job.say(applied(w("n0"), 1, 2, commit(9.0), world=2))
+    job.deliver(applied(w("n0"), 1, 2, commit(9.0), world=2))
     for node in ("n0", "n1"):
-        job.say(msg.Entered(worker=w(node), generation=2, applied=1))
+        job.deliver(msg.Entered(worker=w(node), generation=2, applied=1))
     for node in ("n0", "n1"):
-        job.say(applied(w(node), 2, 2, commit(3.0), world=2))
-    (committed,) = job.said(ev.StepCommitted)
+        job.deliver(applied(w(node), 2, 2, commit(3.0), world=2))
+    (committed,) = job.emitted(ev.StepCommitted)
     assert committed.loss == commit(3.0).loss_sum / commit(3.0).samples
 
 
@@ -44,11 +44,11 @@ def test_a_worker_that_entered_before_a_rollback_has_not_applied_the_undone_step
     job.report("n0", None)
     job.report("n1", 1)
     for node in ("n0", "n1"):
-        job.say(msg.Entered(worker=w(node), generation=3, applied=1))
-    job.say(applied(w("n1"), 3, 2, world=2))
-    assert job.said(ev.StepCommitted) == []
-    job.say(applied(w("n0"), 3, 2, world=2))
-    assert [event.step for event in job.said(ev.StepCommitted)] == [2]
+        job.deliver(msg.Entered(worker=w(node), generation=3, applied=1))
+    job.deliver(applied(w("n1"), 3, 2, world=2))
+    assert job.emitted(ev.StepCommitted) == []
+    job.deliver(applied(w("n0"), 3, 2, world=2))
+    assert [event.step for event in job.emitted(ev.StepCommitted)] == [2]
 
 
 def test_the_end_of_a_loop_before_a_rollback_does_not_count() -> None:
@@ -59,14 +59,14 @@ def test_the_end_of_a_loop_before_a_rollback_does_not_count() -> None:
     entered = {node: msg.Entered(worker=w(node), generation=2, applied=1) for node in ("n0", "n1")}
     job.connect(hello("n0", (attach(w("n0")), entered["n0"], ended), term=1))
     job.connect(hello("n1", (attach(w("n1")), entered["n1"]), term=1))
-    job.say(applied(w("n1"), 2, 2, world=2))
-    assert job.said(ev.StepCommitted) == []
-    job.say(msg.Finished(worker=w("n1"), generation=2, step=2))
-    job.say(applied(w("n0"), 2, 2, world=2))
-    assert [event.step for event in job.said(ev.StepCommitted)] == [2]
+    job.deliver(applied(w("n1"), 2, 2, world=2))
+    assert job.emitted(ev.StepCommitted) == []
+    job.deliver(msg.Finished(worker=w("n1"), generation=2, step=2))
+    job.deliver(applied(w("n0"), 2, 2, world=2))
+    assert [event.step for event in job.emitted(ev.StepCommitted)] == [2]
     assert job.machine.over is None
-    job.say(msg.Finished(worker=w("n0"), generation=2, step=2))
-    assert len(job.said(ev.JobFinished)) == 1
+    job.deliver(msg.Finished(worker=w("n0"), generation=2, step=2))
+    assert len(job.emitted(ev.JobFinished)) == 1
 
 
 def test_a_decision_waits_for_a_member_that_reconnects() -> None:
@@ -81,7 +81,7 @@ def test_a_decision_waits_for_a_member_that_reconnects() -> None:
 
     comes_back("n0")
     comes_back("n1")
-    job.say(msg.Complaint(worker=w("n0"), generation=1, detail="reset"))
+    job.deliver(msg.Complaint(worker=w("n0"), generation=1, detail="reset"))
     job.report("n0", 1, Phase.ABANDONED, **reduced(5.0))
     job.report("n1", 1, Phase.ABANDONED, **reduced(5.0))
     assert job.orders(msg.Begin) == {}
@@ -101,11 +101,11 @@ def test_a_checkpoint_part_of_a_later_term_never_counts() -> None:
         said = written("n0", 1, "one")
         return msgspec.structs.replace(said, term=term, name=said.name.replace("-t1-", f"-t{term}-"))
 
-    def told() -> list[type]:
+    def list_orders() -> list[type]:
         orders = [one.message for one in job.last if isinstance(one, Send)]
         return [type(order) for order in orders if isinstance(order, msg.AcceptCheckpoint | msg.PruneCheckpoints)]
 
-    job.say(of_term(2))
-    assert told() == [msg.PruneCheckpoints]
-    job.say(of_term(1))
-    assert told() == [msg.AcceptCheckpoint]
+    job.deliver(of_term(2))
+    assert list_orders() == [msg.PruneCheckpoints]
+    job.deliver(of_term(1))
+    assert list_orders() == [msg.AcceptCheckpoint]

@@ -42,7 +42,7 @@ def test_a_failure_only_repairs_the_placement_and_a_search_follows_the_loads() -
     before = job.records[-1].plan
     assert before is not None
     assert replicas(before) == [[3, 3, 3, 3]] * 2, "no loads are known yet"
-    job.say(loads())
+    job.deliver(loads())
     job.lose("n3")
     for node in ("n0", "n1", "n2"):
         held = dict(zip(before.workers, before.expert_plan.placement, strict=True)) if before.expert_plan else {}
@@ -55,7 +55,7 @@ def test_a_failure_only_repairs_the_placement_and_a_search_follows_the_loads() -
     assert counts.sum(axis=1).tolist() == [9, 9]
     assert (counts >= 2).all()
     for worker in after.workers:
-        job.say(msg.Entered(worker=worker, generation=2, applied=0))
+        job.deliver(msg.Entered(worker=worker, generation=2, applied=0))
     (order,) = [asked for asked in job.last if isinstance(asked, PlanExperts)]
     found = order.search.solve()
     assert found is not None
@@ -65,9 +65,9 @@ def test_a_failure_only_repairs_the_placement_and_a_search_follows_the_loads() -
 
 def test_the_slots_of_a_joining_node_go_to_the_experts_with_the_most_load() -> None:
     job = moe_job(3)
-    job.say(loads())
+    job.deliver(loads())
     job.connect(hello("n3"))
-    job.say(attach(w("n3"), experts=SHAPE))
+    job.deliver(attach(w("n3"), experts=SHAPE))
     pending = job.records[-1].pending
     assert pending is not None
     assert replicas(pending) == [[5, 2, 2, 3], [2, 2, 2, 6]], "the joiner's slots go to the hottest, and no others"
@@ -76,16 +76,16 @@ def test_the_slots_of_a_joining_node_go_to_the_experts_with_the_most_load() -> N
 def test_only_the_newest_loads_of_a_member_count() -> None:
     job = moe_job(3)
     book = job.machine.context.loads
-    job.say(loads(step=20))
+    job.deliver(loads(step=20))
     for old in (loads(SKEWED + 1, step=10), loads(SKEWED + 1, step=20)):
-        job.say(old)
+        job.deliver(old)
     assert book.tokens is not None
     assert (book.tokens == SKEWED).all()
     job.connect(hello("n3"))
-    job.say(attach(w("n3"), experts=SHAPE))
-    job.say(loads(SKEWED + 2, node="n3", step=30))
+    job.deliver(attach(w("n3"), experts=SHAPE))
+    job.deliver(loads(SKEWED + 2, node="n3", step=30))
     assert (book.tokens == SKEWED).all(), "a worker that is not a member reports no loads"
-    job.say(loads(SKEWED + 3, step=5, generation=2))
+    job.deliver(loads(SKEWED + 3, step=5, generation=2))
     assert (book.tokens == SKEWED + 3).all(), "after a rollback, steps count again"
 
 
@@ -93,29 +93,29 @@ def test_only_the_newest_loads_of_a_member_count() -> None:
 def test_loads_of_an_unknown_generation_are_ignored(generation: int) -> None:
     job = moe_job(3)
     book = job.machine.context.loads
-    job.say(loads(SKEWED + 1, generation=generation))
+    job.deliver(loads(SKEWED + 1, generation=generation))
     assert book.tokens is None
-    job.say(loads())
+    job.deliver(loads())
     assert book.tokens is not None
     assert (book.tokens == SKEWED).all()
 
 
 def test_loads_of_an_implausible_step_expel_the_node() -> None:
     job = moe_job(3)
-    job.say(loads(step=1 << 63))
+    job.deliver(loads(step=1 << 63))
     assert job.machine.context.loads.tokens is None
-    assert [failure.node for failure in job.said(ev.FailureDetected)] == ["n0"]
+    assert [failure.node for failure in job.emitted(ev.FailureDetected)] == ["n0"]
 
 
 def test_damaged_loads_are_ignored() -> None:
     job = moe_job(3)
-    job.say(loads(np.ones((2, 3))))
+    job.deliver(loads(np.ones((2, 3))))
     assert job.machine.context.loads.tokens is None
 
 
 def test_a_new_coordinator_receives_the_newest_loads_again() -> None:
     job = moe_job(3)
-    job.say(loads())
+    job.deliver(loads())
     job.boot(takeover=True)
     assert job.machine.context.loads.tokens is None
     kept = (attach(w("n0"), experts=SHAPE), msg.Entered(worker=w("n0"), generation=1, applied=0), loads())

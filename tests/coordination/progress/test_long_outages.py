@@ -28,12 +28,12 @@ def pages(node: str) -> list[msg.AppliedSteps]:
 def test_a_node_that_reports_implausibly_many_steps_is_expelled() -> None:
     """Otherwise the coordinator would count every claimed step."""
     job = Job(nodes=3).start()
-    job.tell("n0", msg.AppliedSteps(workers={w("n0"): 1 << 53}, given_up=1 << 53))
-    assert [failure.node for failure in job.said(ev.FailureDetected)] == ["n0"]
+    job.deliver_from("n0", msg.AppliedSteps(workers={w("n0"): 1 << 53}, given_up=1 << 53))
+    assert [failure.node for failure in job.emitted(ev.FailureDetected)] == ["n0"]
     job.report("n1", 1 << 53)
-    assert [failure.node for failure in job.said(ev.FailureDetected)] == ["n1"]
+    assert [failure.node for failure in job.emitted(ev.FailureDetected)] == ["n1"]
     job.report("n2", 0)
-    assert [event.members for event in job.said(ev.GenerationStarted)] == [("n2",)]
+    assert [event.members for event in job.emitted(ev.GenerationStarted)] == [("n2",)]
 
 
 def test_a_report_of_more_steps_than_the_time_allows_expels_the_node() -> None:
@@ -43,9 +43,9 @@ def test_a_report_of_more_steps_than_the_time_allows_expels_the_node() -> None:
     job.tick(0.5)
     job.lose("n2")
     job.report("n0", 1_000_000)
-    assert [failure.node for failure in job.said(ev.FailureDetected)] == ["n0"]
+    assert [failure.node for failure in job.emitted(ev.FailureDetected)] == ["n0"]
     job.report("n1", 1)
-    assert [event.members for event in job.said(ev.GenerationStarted)] == [("n1",)]
+    assert [event.members for event in job.emitted(ev.GenerationStarted)] == [("n1",)]
 
 
 def test_after_an_outage_as_many_steps_are_accepted_as_its_time_allows() -> None:
@@ -56,7 +56,7 @@ def test_after_an_outage_as_many_steps_are_accepted_as_its_time_allows() -> None
         job.boot(takeover=True)
         stands = (attach(w("n0")), msg.Entered(worker=w("n0"), generation=1, applied=top))
         job.connect(hello("n0", stands, term=1))
-        assert [failure.node for failure in job.said(ev.FailureDetected)] == expelled
+        assert [failure.node for failure in job.emitted(ev.FailureDetected)] == expelled
 
 
 def test_more_steps_are_accepted_if_the_time_of_the_outage_is_unknown() -> None:
@@ -65,7 +65,7 @@ def test_more_steps_are_accepted_if_the_time_of_the_outage_is_unknown() -> None:
     before.step(1)
     job = Job(nodes=2, records=before.records, events=before.events, now=before.now - 50.0).boot(takeover=True)
     job.connect(hello("n0", (attach(w("n0")), msg.Entered(worker=w("n0"), generation=1, applied=1_000_000)), term=1))
-    assert not job.said(ev.FailureDetected)
+    assert not job.emitted(ev.FailureDetected)
     ledger = StepLedger()
     ledger.give_up_to(100_000, BATCH)
     ledger.release(up_to=100_000)
@@ -83,10 +83,10 @@ def test_steps_with_lost_results_do_not_make_later_steps_implausible() -> None:
     for node in ("n0", "n1"):
         job.connect(hello(node, (attach(w(node)), msg.Entered(worker=w(node), generation=1, applied=0)), term=1))
     for node in ("n0", "n1"):
-        job.tell(node, msg.AppliedSteps(workers={w(node): top}, given_up=3 * AT_ONCE))
-    assert job.said(ev.StepCommitted)
-    job.tell("n0", msg.AppliedSteps(workers={w("n0"): top}, given_up=top))
-    assert not job.said(ev.FailureDetected)
+        job.deliver_from(node, msg.AppliedSteps(workers={w(node): top}, given_up=3 * AT_ONCE))
+    assert job.emitted(ev.StepCommitted)
+    job.deliver_from("n0", msg.AppliedSteps(workers={w("n0"): top}, given_up=top))
+    assert not job.emitted(ev.FailureDetected)
 
 
 @pytest.mark.parametrize(("steps", "waited_for"), [(msg.PAGE_STEPS, True), (1, False)])
@@ -100,7 +100,7 @@ def test_a_report_in_full_pages_is_awaited_and_one_in_small_pieces_is_not(steps:
         told = range(first, first + steps)
         kept = tuple(msg.KeptStep(step=step, generation=1, world=2, time=0.0, commit=lanes) for step in told)
         job.tick(1.4)
-        job.tell("n0", msg.AppliedSteps(workers={w("n0"): told[-1]}, steps=kept))
+        job.deliver_from("n0", msg.AppliedSteps(workers={w("n0"): told[-1]}, steps=kept))
     assert ("n0" in job.machine.members.nodes) is waited_for
 
 
@@ -128,15 +128,15 @@ KEPT = msg.KeptStep(
 def test_a_node_at_an_impossible_step_is_expelled_and_the_job_finishes(claim: msg.AgentMessage) -> None:
     """A reported step only grows, so the job would wait forever for all nodes to reach its last step."""
     job = Job(nodes=3).start()
-    job.tell("n2", claim)
-    assert [failure.node for failure in job.said(ev.FailureDetected)] == ["n2"]
+    job.deliver_from("n2", claim)
+    assert [failure.node for failure in job.emitted(ev.FailureDetected)] == ["n2"]
     for node in ("n0", "n1"):
         job.report(node, 0)
     for node in ("n0", "n1"):
-        job.say(msg.Entered(worker=w(node), generation=2, applied=0))
+        job.deliver(msg.Entered(worker=w(node), generation=2, applied=0))
     job.step(1, "n0", "n1", generation=2)
     for node in ("n0", "n1"):
-        job.say(msg.Finished(worker=w(node), generation=2, step=1))
+        job.deliver(msg.Finished(worker=w(node), generation=2, step=1))
     assert job.machine.record.outcome == "finished"
 
 
@@ -144,16 +144,16 @@ def test_a_result_of_an_impossible_step_expels_the_node() -> None:
     job = Job(nodes=3).start()
     job.lose("n2")
     job.report("n0", 0, passed=msg.PassedStep(step=ABSURD, commit=commit()))
-    assert [failure.node for failure in job.said(ev.FailureDetected)] == ["n0"]
+    assert [failure.node for failure in job.emitted(ev.FailureDetected)] == ["n0"]
     job.report("n1", 0)
-    assert [event.members for event in job.said(ev.GenerationStarted)] == [("n1",)]
+    assert [event.members for event in job.emitted(ev.GenerationStarted)] == [("n1",)]
 
 
 def test_no_message_of_a_node_counts_after_its_hello_expelled_it() -> None:
     job = Job(nodes=3).start()
     absurd = msg.AppliedSteps(workers={w("n3"): 1}, given_up=ABSURD)
     job.connect(hello("n3", (absurd, attach(w("n3")), absurd)))
-    assert [failure.node for failure in job.said(ev.FailureDetected)] == ["n3"]
+    assert [failure.node for failure in job.emitted(ev.FailureDetected)] == ["n3"]
     assert job.machine.members.nodes.keys() == {"n0", "n1", "n2"}
     assert job.machine.members.worker(w("n3")) is None
 
@@ -204,13 +204,13 @@ def test_the_steps_of_an_outage_are_announced_over_several_records() -> None:
     job = Job(nodes=2, records=before.records, events=before.events, now=before.now + 1000.0).boot(takeover=True)
     job.connect(hello("n0", (attach(w("n0")), msg.Entered(worker=w("n0"), generation=1, applied=0)), term=1))
     for page in pages("n0"):
-        job.tell("n0", page)
+        job.deliver_from("n0", page)
     while job.machine.context.interruption.stop is None:
-        job.tell("n0", msg.Heartbeat())
+        job.deliver_from("n0", msg.Heartbeat())
         job.tick(0.5)
     job.report("n0", STEPS, passed=msg.PassedStep(step=STEPS, commit=commit()))
     while not job.orders(msg.Begin):
         job.tick(0.1)
-    job.say(msg.Entered(worker=w("n0"), generation=2, applied=STEPS))
+    job.deliver(msg.Entered(worker=w("n0"), generation=2, applied=STEPS))
     assert [event.step for event in job.events if isinstance(event, ev.StepCommitted)] == list(range(1, STEPS + 1))
     assert max(len(record.outbox) + len(record.passed) for record in job.records) <= AT_ONCE + 100

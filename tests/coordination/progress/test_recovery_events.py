@@ -14,7 +14,7 @@ from holdfast.protocol.plan import Phase
 
 def _enter(job: Job, *nodes: str, generation: int, at: int) -> None:
     for node in nodes:
-        job.say(msg.Entered(worker=w(node), generation=generation, applied=at))
+        job.deliver(msg.Entered(worker=w(node), generation=generation, applied=at))
 
 
 def fields_of(failure: ev.FailureDetected) -> tuple[str, str, int, int | None, str | None]:
@@ -26,7 +26,7 @@ def test_recovered_has_all_phases_and_the_kept_micro_batches_of_survivors() -> N
     job.step(1)
     job.now += 1.0
     job.lose("n2")
-    (failure,) = job.said(ev.FailureDetected)
+    (failure,) = job.emitted(ev.FailureDetected)
     assert fields_of(failure) == ("n2", "node_health", 1, None, None)
     assert failure.category == "lost_connection"
     job.now += 0.25
@@ -37,7 +37,7 @@ def test_recovered_has_all_phases_and_the_kept_micro_batches_of_survivors() -> N
     _enter(job, "n0", "n1", generation=2, at=1)
     job.now += 4.0
     job.step(2, "n0", "n1", generation=2)
-    (recovered,) = job.said(ev.Recovered)
+    (recovered,) = job.emitted(ev.Recovered)
     assert (recovered.action, recovered.state_source) == ("shrink", "none")
     phases = (recovered.detect_s, recovered.decide_s, recovered.regroup_s, recovered.redo_s)
     assert phases == pytest.approx((0.0, 0.5, 2.0, 4.0))
@@ -48,15 +48,15 @@ def test_recovered_has_all_phases_and_the_kept_micro_batches_of_survivors() -> N
 def test_a_retry_with_the_same_members_counts_kept_and_redone_micro_batches() -> None:
     job = Job().start()
     job.step(1)
-    job.say(msg.Complaint(worker=w("n1"), generation=1, detail="reset by peer"))
+    job.deliver(msg.Complaint(worker=w("n1"), generation=1, detail="reset by peer"))
     for node, summed in (("n0", (0, 3)), ("n1", (1, 4)), ("n2", (0, 5))):
         job.report(node, 1, Phase.REDUCING, summed=summed)
-    (failure,) = job.said(ev.FailureDetected)
+    (failure,) = job.emitted(ev.FailureDetected)
     assert fields_of(failure) == ("n1", "exception", 3, 2, "reducing")
     assert failure.category == "network_error"
     _enter(job, "n0", "n1", "n2", generation=2, at=1)
     job.step(2, generation=2)
-    (recovered,) = job.said(ev.Recovered)
+    (recovered,) = job.emitted(ev.Recovered)
     assert recovered.action == "retry"
     assert (recovered.micro_batches_kept, recovered.micro_batches_redone) == (4, 2), (
         "n0 keeps the micro-batch that n2 also has"
@@ -77,8 +77,8 @@ def test_a_step_finished_from_existing_sums_redoes_no_micro_batch() -> None:
 
 def test_the_end_of_a_process_is_a_failure_of_the_process_only() -> None:
     job = Job().start()
-    job.tell("n1", msg.WorkerDown(worker=w("n1"), kind=FailureKind.PROCESS_EXIT, detail="killed", exit_code=-9))
-    (failure,) = job.said(ev.FailureDetected)
+    job.deliver_from("n1", msg.WorkerDown(worker=w("n1"), kind=FailureKind.PROCESS_EXIT, detail="killed", exit_code=-9))
+    (failure,) = job.emitted(ev.FailureDetected)
     assert fields_of(failure) == ("n1", "process", 2, None, None)
     assert failure.category == "exited_abnormally"
 
@@ -87,8 +87,8 @@ def test_a_process_ended_by_a_hardware_error_is_a_failure_of_the_node() -> None:
     """Its agent finds the same class in the same table, and leaves."""
     job = Job().start()
     detail = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
-    job.tell("n1", msg.WorkerDown(worker=w("n1"), kind=FailureKind.EXCEPTION, detail=detail, exit_code=1))
-    (failure,) = job.said(ev.FailureDetected)
+    job.deliver_from("n1", msg.WorkerDown(worker=w("n1"), kind=FailureKind.EXCEPTION, detail=detail, exit_code=1))
+    (failure,) = job.emitted(ev.FailureDetected)
     assert fields_of(failure) == ("n1", "exception", 1, None, None)
     assert failure.category == "ecc_error"
 
@@ -99,17 +99,17 @@ def test_a_users_failure_classes_apply_and_are_sent_to_all_agents() -> None:
     job.connect(hello("n3"))
     (welcome,) = job.sent(msg.Welcome)
     assert (welcome.rules, welcome.max_restarts) == ((rule,), 2)
-    job.tell("n1", msg.WorkerDown(worker=w("n1"), kind=FailureKind.PROCESS_EXIT, detail="no fan", exit_code=1))
-    (failure,) = job.said(ev.FailureDetected)
+    job.deliver_from("n1", msg.WorkerDown(worker=w("n1"), kind=FailureKind.PROCESS_EXIT, detail="no fan", exit_code=1))
+    (failure,) = job.emitted(ev.FailureDetected)
     assert (failure.category, failure.severity) == ("fan_failed", 1)
 
 
 def test_the_member_that_the_others_wait_for_is_reported_with_its_step_and_phase() -> None:
     job = Job().start()
     job.step(1)
-    job.say(msg.Complaint(worker=w("n0"), generation=1, detail="timed out", timed_out=True))
+    job.deliver(msg.Complaint(worker=w("n0"), generation=1, detail="timed out", timed_out=True))
     job.report("n0", 1, Phase.REDUCING)
     job.report("n1", 1, Phase.COMPUTE)
     job.report("n2", 1, Phase.REDUCING)
-    (failure,) = job.said(ev.FailureDetected)
+    (failure,) = job.emitted(ev.FailureDetected)
     assert fields_of(failure) == ("n1", "timeout", 1, 2, "compute")

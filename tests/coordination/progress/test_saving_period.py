@@ -57,8 +57,8 @@ def asked(job: Job) -> list[str]:
 
 def saves(job: Job, step: int) -> None:
     job.step(step)
-    job.say(written("n0", step, "c"))
-    job.say(kept("n0", step, "c"))
+    job.deliver(written("n0", step, "c"))
+    job.deliver(kept("n0", step, "c"))
 
 
 def test_a_save_is_requested_from_the_first_worker_once_per_period() -> None:
@@ -71,7 +71,7 @@ def test_a_save_is_requested_from_the_first_worker_once_per_period() -> None:
     job.tick(1.0)
     assert asked(job) == []
     saves(job, 2)
-    (event,) = job.said(ev.CheckpointSaved)
+    (event,) = job.emitted(ev.CheckpointSaved)
     assert event.period_s is not None
     job.step(3)
     job.tick(event.period_s - 1.0)
@@ -111,7 +111,7 @@ def test_a_rollback_shortens_the_saving_period() -> None:
     job.step(2)
     job.lose("n0")
     job.connect(hello("n1"))
-    job.say(attach(w("n1")))
+    job.deliver(attach(w("n1")))
     assert job.machine.record.saving.losses == 1
     after = job.machine.context.checkpoints.period_s
     assert after is not None

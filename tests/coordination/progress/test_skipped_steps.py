@@ -27,7 +27,7 @@ def job(at_most: int = 3, *, saves: bool = False) -> Job:
 
 def apply_step(job: Job, step: int, v: Commit, generation: int = 1) -> None:
     for node in NODES:
-        job.say(applied(w(node), generation, step, v))
+        job.deliver(applied(w(node), generation, step, v))
 
 
 def rows(job: Job) -> list[tuple[int, int]]:
@@ -132,17 +132,17 @@ def test_an_infinite_first_loss_is_emitted() -> None:
 def swap_at(job: Job, step: int, v: Commit) -> None:
     """Put the pending plan with n3 in force at this step, before any member enters it."""
     job.connect(hello("n3"))
-    job.say(attach(w("n3")))
+    job.deliver(attach(w("n3")))
     pending = job.machine.record.pending
     assert pending is not None
     for worker in pending.workers:
-        job.say(msg.Prepared(worker=worker, generation=pending.generation))
+        job.deliver(msg.Prepared(worker=worker, generation=pending.generation))
     apply_step(job, step, msgspec.structs.replace(v, flags=(msg.Flag.SWAP,)))
 
 
 def finish(job: Job, step: int, *nodes: str) -> None:
     for node in nodes:
-        job.say(msg.Finished(worker=w(node), generation=job.machine.transaction.generation, step=step))
+        job.deliver(msg.Finished(worker=w(node), generation=job.machine.transaction.generation, step=step))
 
 
 @pytest.mark.parametrize("at_most", [2, 3])
@@ -182,7 +182,7 @@ def test_too_many_skipped_steps_fail_a_job_whose_scripts_ended_at_a_swap() -> No
     apply_step(one, 1, BAD)
     swap_at(one, 2, BAD)
     for node in NODES:
-        one.tell(node, left(node, 2))
+        one.deliver_from(node, left(node, 2))
     one.report("n3", None, msg.Phase.ENTERING, fresh=True)
     assert one.machine.record.outcome == "failed"
     assert "the last good step is 0" in failed(one)[0]

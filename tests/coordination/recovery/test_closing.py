@@ -39,20 +39,20 @@ def all_report(job: Job, at: int, *nodes: str) -> msg.Begin:
     assert set(begins) == {w(node) for node in nodes or ("n0", "n1", "n2")}
     begin = next(iter(begins.values()))
     assert begin.plan.last
-    assert job.said(ev.GenerationStarted)[0].reason == "save"
+    assert job.emitted(ev.GenerationStarted)[0].reason == "save"
     return begin
 
 
 def all_save(job: Job, step: int, generation: int = 2, nodes: tuple[str, ...] = ("n0", "n1", "n2")) -> None:
     """Make the members enter, the first one save, and all finish."""
     for node in nodes:
-        job.say(msg.Entered(worker=w(node), generation=generation, applied=step))
-    job.say(written(nodes[0], step, f"writing-{step}", generation=generation))
+        job.deliver(msg.Entered(worker=w(node), generation=generation, applied=step))
+    job.deliver(written(nodes[0], step, f"writing-{step}", generation=generation))
     assert job.orders(msg.AcceptCheckpoint)[w(nodes[0])].step == step
-    job.say(kept(nodes[0], step, f"step-{step}", generation=generation))
+    job.deliver(kept(nodes[0], step, f"step-{step}", generation=generation))
     for node in nodes:
         assert job.machine.over is None
-        job.say(msg.Finished(worker=w(node), generation=generation, step=step))
+        job.deliver(msg.Finished(worker=w(node), generation=generation, step=step))
 
 
 @pytest.mark.parametrize("policy", [SHRINK, RESTART], ids=["shrink", "restart-all"])
@@ -65,7 +65,7 @@ def test_an_interrupted_job_is_saved_and_can_be_resumed(policy: JobSpec) -> None
     assert [end.exit_code for end in job.sent(msg.EndNode)] == [EXIT_INTERRUPTED] * 3
     assert job.machine.record.outcome == ""
     assert job.machine.record.checkpoints[-1].step == 4
-    (finished,) = job.said(ev.JobFinished)
+    (finished,) = job.emitted(ev.JobFinished)
     assert (finished.reason, finished.why, finished.steps, finished.outcome) == ("stopped", "Ctrl-C", 4, "stopped")
 
 
@@ -78,7 +78,7 @@ def test_a_step_that_a_member_has_passed_is_applied_and_saved() -> None:
     begin = job.orders(msg.Begin)[w("n0")]
     assert (begin.decision.kind, begin.decision.applied, begin.plan.last) == (DecisionKind.FORWARD, 5, True)
     for node in ("n0", "n1", "n2"):
-        job.say(applied(w(node), 2, 5))
+        job.deliver(applied(w(node), 2, 5))
     all_save(job, 5)
     assert job.machine.over is not None
     assert [event.step for event in job.events if isinstance(event, ev.StepCommitted)][-1] == 5
@@ -136,10 +136,10 @@ def test_an_interrupted_recovery_ends_in_a_save() -> None:
 def test_no_node_joins_a_job_that_is_ending() -> None:
     job = interrupted_job()
     job.connect(hello("n3"))
-    job.say(msgspec.structs.replace(attach(w("n3")), saves=True))
+    job.deliver(msgspec.structs.replace(attach(w("n3")), saves=True))
     all_report(job, 4)
     for node in ("n0", "n1", "n2"):
-        job.say(msg.Entered(worker=w(node), generation=2, applied=4))
+        job.deliver(msg.Entered(worker=w(node), generation=2, applied=4))
     job.tick(2.0)
     assert job.orders(msg.Prepare) == {}
     assert job.orders(msg.Stop) == {}
@@ -148,7 +148,7 @@ def test_no_node_joins_a_job_that_is_ending() -> None:
 def test_a_job_that_cannot_save_ends_at_once() -> None:
     waiting = Job(nodes=2).boot()
     waiting.connect(hello("n0"))
-    waiting.say(msgspec.structs.replace(attach(w("n0")), saves=True))
+    waiting.deliver(msgspec.structs.replace(attach(w("n0")), saves=True))
     waiting.feed(CTRL_C)
     assert waiting.kinds == ["JobFinished", "EndNode", "end"]
     unsaved = Job().start()
@@ -166,7 +166,7 @@ def test_a_job_at_its_time_limit_is_saved_and_can_be_resumed() -> None:
     all_report(job, 1)
     all_save(job, 1)
     assert job.machine.over == EndJob(EXIT_ENDED, "its time limit of 60 s is over")
-    (finished,) = job.said(ev.JobFinished)
+    (finished,) = job.emitted(ev.JobFinished)
     assert (finished.reason, finished.resumable) == ("time_limit", True)
 
 
@@ -208,8 +208,8 @@ def test_a_lost_or_initial_state_is_not_saved() -> None:
     assert fresh.machine.over == EndJob(EXIT_INTERRUPTED, "Ctrl-C")
     lost = Job().start(saves=True)
     lost.step(1)
-    lost.say(written("n0", 1, "writing-1"))
-    lost.say(kept("n0", 1, "step-1"))
+    lost.deliver(written("n0", 1, "writing-1"))
+    lost.deliver(kept("n0", 1, "step-1"))
     lost.step(2)
     lost.feed(CTRL_C)
     for node in ("n0", "n1", "n2"):
@@ -281,9 +281,9 @@ def test_no_member_is_stopped_while_another_still_saves() -> None:
     job = interrupted_job(job=Job(report_timeout_s=2.0))
     all_report(job, 4)
     for node in ("n0", "n1", "n2"):
-        job.say(msg.Entered(worker=w(node), generation=2, applied=4))
+        job.deliver(msg.Entered(worker=w(node), generation=2, applied=4))
     for node in ("n1", "n2"):
-        job.say(msg.Finished(worker=w(node), generation=2, step=4))
+        job.deliver(msg.Finished(worker=w(node), generation=2, step=4))
     for _ in range(8):
         for connection in job.connections.values():
             job.feed(Received(connection, msg.Heartbeat()))
@@ -299,7 +299,7 @@ def failed_job(spec: JobSpec = SHRINK) -> Job:
     job = Job(spec=spec).start(saves=True)
     for step in range(1, 5):
         job.step(step)
-    job.say(script_failed("n1"))
+    job.deliver(script_failed("n1"))
     assert job.kinds == ["persist", "Stop", "Stop", "Stop"]
     return job
 
@@ -321,12 +321,12 @@ def test_a_failed_script_fails_the_job_once_all_members_have_saved(policy: JobSp
 
 def test_collectives_that_fail_because_of_a_stop_are_not_a_failure() -> None:
     job = failed_job()
-    job.say(msg.Complaint(worker=w("n2"), generation=1, detail="connection closed by peer"))
+    job.deliver(msg.Complaint(worker=w("n2"), generation=1, detail="connection closed by peer"))
     all_report(job, 4)
     all_save(job, 4)
     assert not [event for event in job.events if isinstance(event, ev.FailureDetected)]
     hung = failed_job()
-    hung.say(msg.Complaint(worker=w("n2"), generation=1, detail="it was waited for in vain", timed_out=True))
+    hung.deliver(msg.Complaint(worker=w("n2"), generation=1, detail="it was waited for in vain", timed_out=True))
     for node in ("n0", "n1", "n2"):
         hung.report(node, 4)
     assert [event.node for event in hung.events if isinstance(event, ev.FailureDetected)] == ["n2"]
@@ -334,7 +334,7 @@ def test_collectives_that_fail_because_of_a_stop_are_not_a_failure() -> None:
 
 def test_the_first_cause_of_the_end_is_reported() -> None:
     job = failed_job()
-    job.say(script_failed("n2"))
+    job.deliver(script_failed("n2"))
     job.feed(CTRL_C)
     all_report(job, 4)
     all_save(job, 4)
@@ -346,7 +346,7 @@ def test_the_first_cause_of_the_end_is_reported() -> None:
 
 def test_a_script_that_fails_while_the_job_is_ending_fails_the_job() -> None:
     job = interrupted_job()
-    job.say(script_failed("n1"))
+    job.deliver(script_failed("n1"))
     all_report(job, 4)
     all_save(job, 4)
     assert job.machine.over == EndJob(EXIT_FAILED, RAISED)
@@ -369,7 +369,7 @@ def test_the_cause_of_the_end_survives_a_takeover(begun: bool) -> None:
         all_save(job, 4)
     else:
         for node in ("n0", "n1", "n2"):
-            job.say(msg.Finished(worker=w(node), generation=generation, step=4))
+            job.deliver(msg.Finished(worker=w(node), generation=generation, step=4))
     assert job.machine.over == EndJob(EXIT_FAILED, RAISED)
 
 
@@ -377,7 +377,7 @@ def test_a_finished_job_ignores_an_interrupt() -> None:
     job = Job().start(saves=True)
     job.step(1)
     for node in ("n0", "n1", "n2"):
-        job.say(msg.Finished(worker=w(node), generation=1, step=1))
+        job.deliver(msg.Finished(worker=w(node), generation=1, step=1))
     assert job.machine.over == EndJob(EXIT_DONE, "done")
     job.feed(CTRL_C)
     assert job.kinds == []
@@ -388,7 +388,7 @@ def stopped_job(step: int = 1) -> Job:
     job = Job().start(saves=True)
     v = msgspec.structs.replace(commit(), wishes=(msg.Wish.STOP,))
     for node in ("n0", "n1", "n2"):
-        job.say(msgspec.structs.replace(applied(w(node), 1, step), commit=v))
+        job.deliver(msgspec.structs.replace(applied(w(node), 1, step), commit=v))
     assert job.machine.record.stopped == msg.PassedStep(step=step, commit=v)
     return job
 
@@ -396,8 +396,8 @@ def stopped_job(step: int = 1) -> Job:
 def test_a_job_stopped_by_its_script_finishes_with_the_scripts_reason() -> None:
     job = stopped_job()
     for node, why in (("n0", ""), ("n1", "good enough"), ("n2", "")):
-        job.say(msg.Finished(worker=w(node), generation=1, step=1, stopped=True, why=why))
-    (finished,) = job.said(ev.JobFinished)
+        job.deliver(msg.Finished(worker=w(node), generation=1, step=1, stopped=True, why=why))
+    (finished,) = job.emitted(ev.JobFinished)
     assert (finished.reason, finished.why, finished.resumable) == ("stopped", "good enough", False)
     assert job.machine.over == EndJob(EXIT_DONE, "done")
     assert job.machine.record.outcome == "finished"
@@ -405,8 +405,8 @@ def test_a_job_stopped_by_its_script_finishes_with_the_scripts_reason() -> None:
 
 def test_a_stop_requested_by_a_script_survives_all_processes() -> None:
     job = stopped_job()
-    job.say(written("n0", 1, "writing-1"))
-    job.say(kept("n0", 1, "step-1"))
+    job.deliver(written("n0", 1, "writing-1"))
+    job.deliver(kept("n0", 1, "step-1"))
     job.boot(takeover=True)
     for node in ("n0", "n1", "n2"):
         job.connect(hello(node, (msgspec.structs.replace(attach(w(node, "b")), saves=True),), session="later"))
@@ -429,7 +429,7 @@ def test_a_later_run_resumes_from_its_checkpoint_once_its_nodes_have_joined() ->
     for node in ("n0", "n1", "n2"):
         assert not [event for event in job.events[before:] if isinstance(event, ev.GenerationStarted)]
         job.connect(hello(node, session="b" * 8))
-        job.say(attach(w(node, "b")))
+        job.deliver(attach(w(node, "b")))
     later = job.events[before:]
     assert not [event for event in later if isinstance(event, ev.JobWaiting | ev.ActionRequested)]
     (back,) = [event for event in later if isinstance(event, ev.RolledBack)]
@@ -442,5 +442,5 @@ def test_a_run_that_resumes_without_the_journal_counts_the_samples_since() -> No
     job = Job().start()
     job.machine.transaction.position = Position(seq=1).after(made("rolled_back", seq=2, to_step=50))
     job.feed(Shutdown(EXIT_ENDED, "over", save=False))
-    (end,) = job.said(ev.JobFinished)
+    (end,) = job.emitted(ev.JobFinished)
     assert (end.steps, end.samples, end.samples_since, end.final_loss) == (50, 0, 50, None)

@@ -60,9 +60,9 @@ def replaced(job: Job) -> list[str]:
 
 def test_a_script_that_raises_on_one_node_is_restarted_and_the_others_continue() -> None:
     job = trained()
-    job.say(raised("n1"))
+    job.deliver(raised("n1"))
     assert job.kinds == ["persist", "FailureDetected", "Stop", "Stop", "Stop"]
-    (failure,) = job.said(ev.FailureDetected)
+    (failure,) = job.emitted(ev.FailureDetected)
     assert (failure.node, failure.kind, failure.detector, failure.severity) == ("n1", "exception", "exception", 2)
     assert (failure.step, failure.micro_batch, failure.phase) == (3, 4, "compute")
     job.report("n0", 2, summed=(0, 3))
@@ -83,9 +83,9 @@ def test_a_script_that_raises_on_one_node_is_restarted_and_the_others_continue()
 def test_a_step_result_of_the_worker_that_raised_counts() -> None:
     """It has applied a step that the others have not: they go forward with its step result, without it."""
     job = trained()
-    job.say(raised("n1"))
+    job.deliver(raised("n1"))
     passed = msg.PassedStep(step=3, commit=msg.Commit(grad_square=1.0, loss_sum=24.0, samples=24, nonfinite=0))
-    job.say(applied(w("n1"), 1, 3))
+    job.deliver(applied(w("n1"), 1, 3))
     job.report("n1", 3, passed=passed)
     job.report("n0", 2, Phase.ABANDONED, **reduced(1.0))
     job.report("n2", 2, Phase.ABANDONED, **reduced(1.0))
@@ -96,30 +96,30 @@ def test_a_step_result_of_the_worker_that_raised_counts() -> None:
 
 def test_the_same_error_on_a_second_node_saves_and_fails_the_job() -> None:
     job = trained()
-    job.say(raised("n1"))
+    job.deliver(raised("n1"))
     for node in ("n0", "n1", "n2"):
         job.report(node, 2)
-    job.say(raised("n2", generation=2))
+    job.deliver(raised("n2", generation=2))
     job.report("n0", 2)
     job.report("n2", 2)
     begins = job.orders(msg.Begin)
     assert set(begins) == {w("n0"), w("n2")}, "a worker that raised keeps its state, and may save it"
     assert all(begin.plan.last for begin in begins.values())
     for node in ("n0", "n2"):
-        job.say(msg.Entered(worker=w(node), generation=3, applied=2))
-    job.say(written("n0", 2, "writing-2", generation=3))
-    job.say(kept("n0", 2, "step-2", generation=3))
+        job.deliver(msg.Entered(worker=w(node), generation=3, applied=2))
+    job.deliver(written("n0", 2, "writing-2", generation=3))
+    job.deliver(kept("n0", 2, "step-2", generation=3))
     for node in ("n0", "n2"):
-        job.say(msg.Finished(worker=w(node), generation=3, step=2))
+        job.deliver(msg.Finished(worker=w(node), generation=3, step=2))
     why = f"step 3, micro-batch 4: {OOPS} (on nodes n1, n2)"
     assert job.machine.over == EndJob(EXIT_FAILED, why)
-    (failed,) = job.said(ev.JobFailed)
+    (failed,) = job.emitted(ev.JobFailed)
     assert (failed.why, failed.traceback) == (why, "Traceback: oops")
 
 
 def all_raise(job: Job, *nodes: str) -> None:
     for number, node in enumerate(nodes):
-        job.say(raised(node, micro_batch=number))
+        job.deliver(raised(node, micro_batch=number))
     for node in nodes:
         job.report(node, 2)
 
@@ -138,17 +138,17 @@ def test_workers_that_all_raise_keep_their_state_until_it_is_saved() -> None:
 def test_without_checkpoints_an_error_on_two_nodes_fails_the_job_at_once() -> None:
     job = trained(saves=False)
     for node in ("n0", "n1", "n2"):
-        job.say(raised(node))
+        job.deliver(raised(node))
         if job.machine.over is not None:
             break
     assert job.machine.over == EndJob(EXIT_FAILED, f"step 3, micro-batch 4: {OOPS} (on nodes n0, n1)")
 
 
 def finish_last(job: Job, node: str = "n0") -> None:
-    job.say(msg.Entered(worker=w(node), generation=2, applied=2))
-    job.say(written(node, 2, "writing-2", generation=2))
-    job.say(kept(node, 2, "step-2", generation=2))
-    job.say(msg.Finished(worker=w(node), generation=2, step=2))
+    job.deliver(msg.Entered(worker=w(node), generation=2, applied=2))
+    job.deliver(written(node, 2, "writing-2", generation=2))
+    job.deliver(kept(node, 2, "step-2", generation=2))
+    job.deliver(msg.Finished(worker=w(node), generation=2, step=2))
 
 
 def test_the_only_copy_of_the_state_is_saved_before_its_worker_is_replaced() -> None:
@@ -159,8 +159,8 @@ def test_the_only_copy_of_the_state_is_saved_before_its_worker_is_replaced() -> 
     assert job.machine.over is None
     assert [refused.retry for refused in job.sent(msg.Refused)] == [True]
     job.connect(hello("n0", session="0" * 8))
-    job.say(attach("n0/0/b"))
-    (back,) = job.said(ev.RolledBack)
+    job.deliver(attach("n0/0/b"))
+    (back,) = job.emitted(ev.RolledBack)
     assert back.to_step == 2
     begin = job.orders(msg.Begin)["n0/0/b"]
     assert (begin.decision.kind, begin.plan.last) == (DecisionKind.ROLLBACK, False)
@@ -170,14 +170,14 @@ def test_the_only_copy_of_the_state_is_saved_before_its_worker_is_replaced() -> 
 def test_the_newest_checkpoint_is_restored_if_the_only_copy_dies_before_its_save() -> None:
     """A simulation (11434243472) found this: the job failed, although the work was not known to be at fault."""
     job = trained(1)
-    job.say(written("n0", 1, "writing-1"))
-    job.say(kept("n0", 1, "step-1"))
+    job.deliver(written("n0", 1, "writing-1"))
+    job.deliver(kept("n0", 1, "step-1"))
     all_raise(job, "n0")
     assert job.orders(msg.Begin)[w("n0")].plan.last
-    job.tell("n0", msg.WorkerDown(worker=w("n0"), kind=FailureKind.PROCESS_EXIT, detail="", exit_code=-9))
+    job.deliver_from("n0", msg.WorkerDown(worker=w("n0"), kind=FailureKind.PROCESS_EXIT, detail="", exit_code=-9))
     assert job.machine.over is None
-    job.say(attach("n0/0/b"))
-    (back,) = job.said(ev.RolledBack)
+    job.deliver(attach("n0/0/b"))
+    (back,) = job.emitted(ev.RolledBack)
     assert back.to_step == 1
     begin = job.orders(msg.Begin)["n0/0/b"]
     assert (begin.decision.kind, begin.plan.last) == (DecisionKind.ROLLBACK, False)
@@ -190,7 +190,7 @@ def went_back() -> Job:
     job = Job(nodes=2).boot(checkpoints=(KnownCheckpoint(name=name, step=2, term=1, generation=1),))
     for node in ("n0", "n1"):
         job.connect(hello(node))
-        job.say(msgspec.structs.replace(attach(w(node)), saves=True))
+        job.deliver(msgspec.structs.replace(attach(w(node)), saves=True))
     assert job.machine.record.decision.kind is DecisionKind.ROLLBACK
     assert job.machine.record.plan.workers == (w("n0"), w("n1"))
     return job
@@ -202,9 +202,9 @@ def test_the_restored_checkpoint_is_not_saved_again_after_an_error() -> None:
     Each time the job saved and restarted all workers, so no other worker ever reached the step.
     """
     job = went_back()
-    job.say(msg.Raised(worker=w("n0"), generation=1, detail=OOPS, error=error(3, 9), exit_code=1, final=False))
-    job.say(report_of(job, w("n1"), None))
-    job.say(report_of(job, w("n0"), 2))
+    job.deliver(msg.Raised(worker=w("n0"), generation=1, detail=OOPS, error=error(3, 9), exit_code=1, final=False))
+    job.deliver(report_of(job, w("n1"), None))
+    job.deliver(report_of(job, w("n0"), 2))
     assert replaced(job) == [w("n0")]
     begins = job.orders(msg.Begin)
     assert set(begins) == {w("n1")}
@@ -215,11 +215,11 @@ def test_the_restored_checkpoint_is_not_saved_again_after_an_error() -> None:
 
 def test_steps_after_a_rollback_are_saved_after_an_error() -> None:
     job = went_back()
-    job.say(msg.Entered(worker=w("n0"), generation=1, applied=2))
-    job.say(applied(w("n0"), 1, 3))
-    job.say(msg.Raised(worker=w("n0"), generation=1, detail=OOPS, error=error(4, 9), exit_code=1, final=False))
-    job.say(report_of(job, w("n1"), None))
-    job.say(report_of(job, w("n0"), 3, passed=msg.PassedStep(step=3, commit=commit())))
+    job.deliver(msg.Entered(worker=w("n0"), generation=1, applied=2))
+    job.deliver(applied(w("n0"), 1, 3))
+    job.deliver(msg.Raised(worker=w("n0"), generation=1, detail=OOPS, error=error(4, 9), exit_code=1, final=False))
+    job.deliver(report_of(job, w("n1"), None))
+    job.deliver(report_of(job, w("n0"), 3, passed=msg.PassedStep(step=3, commit=commit())))
     assert not replaced(job)
     assert all(begin.plan.last for begin in job.orders(msg.Begin).values())
 
@@ -247,15 +247,15 @@ def test_without_checkpoints_an_error_of_the_only_worker_fails_the_job() -> None
 
 def test_the_last_step_is_committed_before_the_job_fails() -> None:
     job = Job(nodes=1).start()
-    job.say(raised("n0"))
+    job.deliver(raised("n0"))
     job.report("n0", 1, passed=msg.PassedStep(step=1, commit=commit()))
     assert [type(event) for event in job.last_events()][:2] == [ev.StepCommitted, ev.JobFailed]
-    assert len(job.said(ev.StepCommitted)) == 1
+    assert len(job.emitted(ev.StepCommitted)) == 1
 
 
 def test_an_error_before_the_first_step_only_replaces_the_worker() -> None:
     job = Job(nodes=1).start(saves=True)
-    job.say(raised("n0"))
+    job.deliver(raised("n0"))
     job.report("n0", 0)
     assert replaced(job) == [w("n0")]
     assert job.machine.over is None
@@ -265,10 +265,10 @@ def test_an_error_before_the_first_step_only_replaces_the_worker() -> None:
 def test_a_joining_worker_that_raises_is_replaced_at_once() -> None:
     job = trained()
     job.connect(hello("n3"))
-    job.say(attach(w("n3")))
-    job.say(msg.Raised(worker=w("n3"), generation=0, detail=OOPS, error=error(None, None), exit_code=1))
+    job.deliver(attach(w("n3")))
+    job.deliver(msg.Raised(worker=w("n3"), generation=0, detail=OOPS, error=error(None, None), exit_code=1))
     assert replaced(job) == [w("n3")]
-    assert len(job.said(ev.FailureDetected)) == 1
+    assert len(job.emitted(ev.FailureDetected)) == 1
     assert job.machine.context.interruption.stop is None
 
 
@@ -292,9 +292,9 @@ def test_collectives_that_fail_because_of_a_script_error_are_not_a_second_failur
         job = trained()
         for what, node in order:
             if what == "complains":
-                job.say(msg.Complaint(worker=w(node), generation=1, detail="reset by peer", timed_out=timed_out))
+                job.deliver(msg.Complaint(worker=w(node), generation=1, detail="reset by peer", timed_out=timed_out))
             elif what == "raises":
-                job.tell(node, down(node)) if dies else job.say(raised(node))
+                job.deliver_from(node, down(node)) if dies else job.deliver(raised(node))
             elif job.machine.members.worker(w(node)) is not None and job.machine.context.interruption.stop is not None:
                 job.report(node, 2, ending=turn["raises", "n1"] > turn[what, node] and node == "n1")
         detected = [event.node for event in job.events if isinstance(event, ev.FailureDetected)]
@@ -303,14 +303,14 @@ def test_collectives_that_fail_because_of_a_script_error_are_not_a_second_failur
 
 def test_an_error_of_two_nodes_in_the_optimizer_step_is_the_scripts_fault() -> None:
     job = trained()
-    job.tell("n1", down("n1"))
-    (failure,) = job.said(ev.FailureDetected)
+    job.deliver_from("n1", down("n1"))
+    (failure,) = job.emitted(ev.FailureDetected)
     assert (failure.step, failure.phase) == (3, "applying")
-    job.tell("n2", down("n2"))
+    job.deliver_from("n2", down("n2"))
     assert job.machine.record.will is not None
     assert "on nodes n1, n2" in job.machine.record.will.why
-    job.tell("n0", down("n0"))
-    (failed,) = job.said(ev.JobFailed)
+    job.deliver_from("n0", down("n0"))
+    (failed,) = job.emitted(ev.JobFailed)
     assert failed.why.startswith(f"step 3: {OOPS} (on nodes n1, n2, n0); "), (
         "all nodes that have raised it by the end of the job"
     )
@@ -318,27 +318,27 @@ def test_an_error_of_two_nodes_in_the_optimizer_step_is_the_scripts_fault() -> N
 
 def test_a_node_with_another_error_is_not_named_in_the_failure() -> None:
     job = trained()
-    job.tell("n1", down("n1"))
-    job.tell("n2", down("n2"))
+    job.deliver_from("n1", down("n1"))
+    job.deliver_from("n2", down("n2"))
     place = msg.ScriptError(place="KeyError (train.py, line 9)", step=3, phase=Phase.APPLYING)
-    job.tell("n0", msgspec.structs.replace(down("n0"), error=place))
-    assert "(on nodes n1, n2); " in job.said(ev.JobFailed)[0].why
+    job.deliver_from("n0", msgspec.structs.replace(down("n0"), error=place))
+    assert "(on nodes n1, n2); " in job.emitted(ev.JobFailed)[0].why
 
 
 def test_scripts_that_raise_before_they_have_attached() -> None:
     job = Job(nodes=2).boot()
     for node in ("n0", "n1"):
         job.connect(hello(node))
-    job.tell("n0", down("n0", step=None, phase=Phase.IDLE))
+    job.deliver_from("n0", down("n0", step=None, phase=Phase.IDLE))
     assert job.machine.over is None
-    job.tell("n1", down("n1", step=None, phase=Phase.IDLE))
+    job.deliver_from("n1", down("n1", step=None, phase=Phase.IDLE))
     assert job.machine.over == EndJob(EXIT_FAILED, f"{OOPS} (on nodes n0, n1)")
 
 
 @pytest.mark.parametrize(("code", "ends"), [(7, EXIT_FAILED), (2, EXIT_BAD_INPUT)])
 def test_a_final_script_error_saves_and_ends_the_job(code: int, ends: int) -> None:
     job = trained(1)
-    job.say(raised("n0", code=code, final=True))
+    job.deliver(raised("n0", code=code, final=True))
     job.report("n0", 2)
     finish_last(job)
     assert job.machine.over is not None
@@ -355,10 +355,10 @@ def test_an_optimizer_error_on_all_nodes_reports_that_nothing_was_saved(checkpoi
     for step in (1, 2):
         job.step(step)
         if step == checkpoint:
-            job.say(written("n0", step, f"writing-{step}"))
-            job.say(kept("n0", step, f"step-{step}"))
+            job.deliver(written("n0", step, f"writing-{step}"))
+            job.deliver(kept("n0", step, f"step-{step}"))
     for node in ("n0", "n1"):
-        job.tell(node, down(node))
+        job.deliver_from(node, down(node))
     why = f"step 3: {OOPS} (on nodes n0, n1)"
     assert job.machine.over == EndJob(EXIT_FAILED, f"{why}; {unsaved}" if unsaved else why)
 
@@ -367,12 +367,12 @@ def test_a_worker_that_raised_with_the_newest_step_is_dropped_if_the_others_can_
     """Without checkpoints the job failed, although the announced step before still existed (seed 22000003350)."""
     job = Job().start()
     job.step(1)
-    job.say(raised("n1"))
+    job.deliver(raised("n1"))
     job.report("n0", 1)
     job.report("n1", 2)
     job.report("n2", 1)
-    assert not job.said(ev.JobFailed)
-    (begun,) = job.said(ev.GenerationStarted)
+    assert not job.emitted(ev.JobFailed)
+    (begun,) = job.emitted(ev.GenerationStarted)
     assert (begun.members, begun.decision) == (("n0", "n2"), "redo")
 
 
@@ -382,13 +382,13 @@ def test_the_others_wait_for_the_restarted_process_if_they_lack_expert_slots() -
     job, nodes = Job().boot(), ("n0", "n1", "n2")
     for name in nodes:
         job.connect(hello(name))
-        job.say(msgspec.structs.replace(attach(w(name), experts=shape), saves=True))
+        job.deliver(msgspec.structs.replace(attach(w(name), experts=shape), saves=True))
     for name in nodes:
-        job.say(msg.Entered(worker=w(name), generation=1, applied=0))
+        job.deliver(msg.Entered(worker=w(name), generation=1, applied=0))
     job.step(1)
     for part, name in enumerate(nodes):
-        job.say(written(name, 1, "writing-1", part=part, parts=3))
-    job.say(kept("n0", 1, "step-1"))
+        job.deliver(written(name, 1, "writing-1", part=part, parts=3))
+    job.deliver(kept("n0", 1, "step-1"))
     plan = job.machine.record.plan
     assert plan is not None
     assert plan.expert_plan is not None
@@ -398,11 +398,11 @@ def test_the_others_wait_for_the_restarted_process_if_they_lack_expert_slots() -
     )
     stays, raiser = (name for name in nodes if name != lost)
     job.lose(lost)
-    job.say(raised(raiser))
+    job.deliver(raised(raiser))
     job.report(stays, 1)
     job.report(raiser, 1)
-    assert not job.said(ev.JobFailed)
+    assert not job.emitted(ev.JobFailed)
     assert replaced(job) == [w(raiser)]
-    job.say(attach(w(raiser, "b"), experts=shape))
-    (begun,) = job.said(ev.GenerationStarted)
+    job.deliver(attach(w(raiser, "b"), experts=shape))
+    (begun,) = job.emitted(ev.GenerationStarted)
     assert (sorted(begun.members), begun.decision) == (sorted((stays, raiser)), "rollback")

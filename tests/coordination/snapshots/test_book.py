@@ -26,7 +26,7 @@ def killed(worker: str) -> msg.WorkerDown:
 
 
 def holds(job: Job, node: int, *parts: msg.SnapshotPart) -> None:
-    job.tell(f"n{node}", msg.NodeSnapshots(host=f"h{node}", port=node + 1, parts=parts))
+    job.deliver_from(f"n{node}", msg.NodeSnapshots(host=f"h{node}", port=node + 1, parts=parts))
 
 
 def taken(job: Job, *steps: int, nodes: int = 3) -> Job:
@@ -42,8 +42,8 @@ def everybody_dies(job: Job, *others: int) -> msg.Begin:
     """End all worker processes, but not their agents; return the Begin of the first worker that returns."""
     for node in others or range(job.nodes):
         down = killed(w(f"n{node}"))
-        job.tell(f"n{node}", down)
-    job.say(attach(w("n0", "b")))
+        job.deliver_from(f"n{node}", down)
+    job.deliver(attach(w("n0", "b")))
     return job.orders(msg.Begin)[w("n0", "b")]
 
 
@@ -57,7 +57,7 @@ def test_the_newest_snapshot_is_restored_after_all_workers_died() -> None:
     assert source.keepers[1] == msg.Keeper(node="n1", host="h1", port=2)
     assert source.part(2) == part(job, 4, 2)
     assert source.key == job.machine.context.snapshots.key
-    (back,) = job.said(ev.RolledBack)
+    (back,) = job.emitted(ev.RolledBack)
     assert back.to_step == 4
     assert "the snapshot of step 4 serves, in the memory of n0, n1, n2" in back.why
 
@@ -71,8 +71,8 @@ def test_an_incomplete_or_uncommitted_snapshot_is_not_restored() -> None:
     job = taken(Job().start(), 4)
     holds(job, 2)
     for node in range(3):
-        job.tell(f"n{node}", killed(w(f"n{node}")))
-    (failed,) = job.said(ev.JobFailed)
+        job.deliver_from(f"n{node}", killed(w(f"n{node}")))
+    (failed,) = job.emitted(ev.JobFailed)
     assert "4 committed steps are lost" in failed.why
 
 
@@ -80,21 +80,21 @@ def test_a_snapshot_is_emitted_once_it_is_complete_and_committed() -> None:
     job = Job(spec=JobSpec(recovery=RecoverySpec(fault_threshold=4))).start()
     job.step(1)
     for node in range(3):
-        job.say(
+        job.deliver(
             msg.SnapshotTaken(
                 worker=w(f"n{node}"), snapshot=part(job, 2, node), bytes=10 + node, seconds=0.1 * node, stall_s=0.01
             )
         )
         holds(job, node, part(job, 2, node))
-        assert not job.said(ev.SnapshotSaved)
+        assert not job.emitted(ev.SnapshotSaved)
     job.step(2)
-    (saved,) = job.said(ev.SnapshotSaved)
+    (saved,) = job.emitted(ev.SnapshotSaved)
     assert (saved.step, saved.saved_bytes, saved.save_s, saved.stall_s) == (2, 33, 0.2, 0.01)
     assert saved.fault_threshold == FaultThreshold(asked=4, given=3), (
         "the threshold is lowered to the available nodes, and reported"
     )
     holds(job, 0, part(job, 2, 0))
-    assert not job.said(ev.SnapshotSaved)
+    assert not job.emitted(ev.SnapshotSaved)
 
 
 def test_a_snapshot_found_complete_is_emitted_once_its_step_is_committed() -> None:
@@ -103,9 +103,9 @@ def test_a_snapshot_found_complete_is_emitted_once_its_step_is_committed() -> No
     job.step(1)
     for node in range(3):
         holds(job, node, part(job, 2, node))  # its cost was reported to the previous coordinator
-    assert not job.said(ev.SnapshotSaved)
+    assert not job.emitted(ev.SnapshotSaved)
     job.step(2)
-    (saved,) = job.said(ev.SnapshotSaved)
+    (saved,) = job.emitted(ev.SnapshotSaved)
     assert saved.step == 2
 
 
@@ -120,11 +120,11 @@ def test_an_older_snapshot_is_emitted_once_it_is_the_newest_that_is_complete() -
     holds(job, 0, part(job, 2, 0), part(job, 4, 0))
     holds(job, 1, part(job, 2, 1), part(job, 4, 1))
     holds(job, 2, part(job, 4, 2))
-    assert [event.step for event in job.said(ev.SnapshotSaved)] == [4]
+    assert [event.step for event in job.emitted(ev.SnapshotSaved)] == [4]
     holds(job, 2, part(job, 2, 2), part(job, 4, 2))
-    assert not job.said(ev.SnapshotSaved), "the newer one can be used"
+    assert not job.emitted(ev.SnapshotSaved), "the newer one can be used"
     holds(job, 0, part(job, 2, 0))
-    assert [event.step for event in job.said(ev.SnapshotSaved)] == [2]
+    assert [event.step for event in job.emitted(ev.SnapshotSaved)] == [2]
 
 
 def test_a_thousand_nodes_are_not_all_searched_for_each_report() -> None:
@@ -134,18 +134,18 @@ def test_a_thousand_nodes_are_not_all_searched_for_each_report() -> None:
         holds(job, node, part(job, 1, node, parts=100))
     assert not [event for event in job.events if isinstance(event, ev.SnapshotSaved)]
     job.tick(0.5)
-    assert [event.step for event in job.said(ev.SnapshotSaved)] == [1]
+    assert [event.step for event in job.emitted(ev.SnapshotSaved)] == [1]
     assert len(job.sent(msg.KeepSnapshots)) == 100
 
 
 def test_a_snapshot_without_room_is_emitted_as_failed() -> None:
     job = Job().start()
-    job.say(msg.SnapshotLeftOut(worker=w("n1"), generation=1, step=2, why="no room"))
-    assert [(event.node, event.step, event.why) for event in job.said(ev.SnapshotFailed)] == [("n1", 2, "no room")]
-    (asked,) = job.said(ev.ActionRequested)
+    job.deliver(msg.SnapshotLeftOut(worker=w("n1"), generation=1, step=2, why="no room"))
+    assert [(event.node, event.step, event.why) for event in job.emitted(ev.SnapshotFailed)] == [("n1", 2, "no room")]
+    (asked,) = job.emitted(ev.ActionRequested)
     assert "no snapshot of step 2 is whole: node n1: no room" in asked.why
-    job.say(msg.SnapshotLeftOut(worker=w("n2"), generation=1, step=2, why="no room"))
-    assert not job.said(ev.SnapshotFailed), "one event is enough"
+    job.deliver(msg.SnapshotLeftOut(worker=w("n2"), generation=1, step=2, why="no room"))
+    assert not job.emitted(ev.SnapshotFailed), "one event is enough"
 
 
 def test_each_part_is_copied_to_as_many_nodes_as_the_fault_threshold() -> None:
@@ -182,24 +182,24 @@ def test_an_unreadable_snapshot_is_skipped_and_never_tried_again() -> None:
     damaged = msg.SnapshotDamaged(
         worker=w("n0", "b"), generation=begin.plan.generation, snapshot=part(job, 4, 1), node="n1", why="checksum"
     )
-    job.say(damaged)
-    assert [(event.step, event.node) for event in job.said(ev.SnapshotRejected)] == [(4, "n1")]
+    job.deliver(damaged)
+    assert [(event.step, event.node) for event in job.emitted(ev.SnapshotRejected)] == [(4, "n1")]
     _reports_anew(job)
     begin = job.orders(msg.Begin)[w("n0", "b")]
     assert begin.decision.applied == 2, "the older snapshot is next"
     worthless = msg.SnapshotDamaged(
         worker=w("n0", "b"), generation=begin.plan.generation, snapshot=part(job, 2, 0), node="", why="NaN"
     )
-    job.say(worthless)
+    job.deliver(worthless)
     _reports_anew(job)
-    (failed,) = job.said(ev.JobFailed)
+    (failed,) = job.emitted(ev.JobFailed)
     assert "4 committed steps" not in failed.why or "live copy" in failed.why
 
 
 def _reports_anew(job: Job) -> None:
     stop = job.machine.context.interruption.stop
     assert stop is not None
-    job.say(
+    job.deliver(
         msg.Report(
             worker=w("n0", "b"),
             term=1,
@@ -215,12 +215,12 @@ def test_a_second_copy_of_a_damaged_part_keeps_the_snapshot() -> None:
     job = taken(Job().start(), 4)
     holds(job, 0, part(job, 4, 0), part(job, 4, 1))
     begin = everybody_dies(job)
-    job.say(
+    job.deliver(
         msg.SnapshotDamaged(
             worker=w("n0", "b"), generation=begin.plan.generation, snapshot=part(job, 4, 1), node="n1", why="checksum"
         )
     )
-    assert job.said(ev.SnapshotRejected)
+    assert job.emitted(ev.SnapshotRejected)
     assert job.machine.context.interruption.stop is None, "n0 has another copy of it"
 
 
@@ -231,7 +231,7 @@ def test_a_worker_that_tried_all_named_copies_gets_one_that_appeared_since() -> 
     damaged = msg.SnapshotDamaged(
         worker=w("n0", "b"), generation=begin.plan.generation, snapshot=part(job, 4, 1), node="n1", why="checksum"
     )
-    job.say(damaged)
+    job.deliver(damaged)
     _reports_anew(job)
     source = job.orders(msg.Begin)[w("n0", "b")].decision.source
     assert isinstance(source, msg.SnapshotSource)
@@ -244,7 +244,7 @@ def test_parts_of_another_run_are_dropped_and_emitted_as_rejected() -> None:
     holds(job, 0, foreign)
     (drop,) = job.sent(msg.DropSnapshots)
     assert drop.parts == (foreign,)
-    assert [event.why for event in job.said(ev.SnapshotRejected)] == ["of another run of the job"]
+    assert [event.why for event in job.emitted(ev.SnapshotRejected)] == ["of another run of the job"]
     holds(job, 0, part(job, 9, 0, generation=7))
     assert job.sent(msg.DropSnapshots)
 
@@ -258,10 +258,10 @@ def test_snapshots_of_undone_steps_do_not_count_after_a_rollback() -> None:
     holds(job, 2, part(job, 2, 2), part(job, 4, 2))
     (drop,) = job.sent(msg.DropSnapshots)
     assert drop.parts == (part(job, 4, 2),)
-    assert not job.said(ev.SnapshotRejected), "the snapshot belongs to this run"
-    job.say(msg.Entered(worker=w("n0", "b"), generation=generation, applied=2))
-    job.tell("n0", killed(w("n0", "b")))
-    job.say(attach(w("n0", "c")))
+    assert not job.emitted(ev.SnapshotRejected), "the snapshot belongs to this run"
+    job.deliver(msg.Entered(worker=w("n0", "b"), generation=generation, applied=2))
+    job.deliver_from("n0", killed(w("n0", "b")))
+    job.deliver(attach(w("n0", "c")))
     assert job.orders(msg.Begin)[w("n0", "c")].decision.applied == 2, "its own lineage began with step 2"
 
 
@@ -273,7 +273,7 @@ def test_a_later_coordinator_learns_the_snapshots_from_hello() -> None:
         greeting = hello(f"n{node}", kept=(killed(w(f"n{node}")),))
         told = msg.NodeSnapshots(host="h", port=1, parts=(parts[node],))
         job.connect(msgspec.structs.replace(greeting, snapshots=told))
-    job.say(attach(w("n0", "b")))
+    job.deliver(attach(w("n0", "b")))
     assert job.orders(msg.Begin)[w("n0", "b")].decision.applied == 3
 
 
@@ -283,9 +283,9 @@ def test_the_restart_baseline_uses_checkpoints_only(policy: str) -> None:
     job = taken(Job(nodes=2, spec=spec).start(), 3, nodes=2)
     assert job.machine.context.snapshots.find_newest(3) is not None
     for node in range(2):
-        job.tell(f"n{node}", killed(w(f"n{node}")))
+        job.deliver_from(f"n{node}", killed(w(f"n{node}")))
     for node in range(2):
-        job.say(attach(w(f"n{node}", "b")))
+        job.deliver(attach(w(f"n{node}", "b")))
     kinds = {begin.decision.kind for begin in job.orders(msg.Begin).values()}
     assert kinds <= {DecisionKind.ROLLBACK if policy == "shrink" else DecisionKind.START}
 
@@ -294,7 +294,7 @@ def test_a_later_coordinator_waits_for_the_nodes_that_hold_the_decided_snapshot(
     job = taken(Job().start(), 3)
     parts = [part(job, 3, node) for node in range(3)]
     for node in range(3):
-        job.tell(f"n{node}", killed(w(f"n{node}")))
+        job.deliver_from(f"n{node}", killed(w(f"n{node}")))
     decision = job.machine.record.decision
     assert job.machine.record.plan is None
     assert decision is not None
@@ -310,19 +310,19 @@ def test_a_later_coordinator_waits_for_the_nodes_that_hold_the_decided_snapshot(
 def test_a_later_coordinator_stops_waiting_for_the_nodes_of_a_snapshot() -> None:
     job = taken(Job().start(), 3)
     for node in range(3):
-        job.tell(f"n{node}", killed(w(f"n{node}")))
+        job.deliver_from(f"n{node}", killed(w(f"n{node}")))
     job.boot(takeover=True)
     job.connect(hello("n0", kept=(attach(w("n0", "b")),)))
-    assert not job.said(ev.JobFailed)
+    assert not job.emitted(ev.JobFailed)
     for _ in range(40):
-        job.tell("n0", msg.Heartbeat())
+        job.deliver_from("n0", msg.Heartbeat())
         job.tick(0.1)
     assert any(isinstance(event, ev.JobFailed) for event in job.events)
 
 
 def test_a_checkpoint_is_restored_if_too_many_parts_of_the_snapshot_are_lost() -> None:
     job = taken(Job().start(), 2, 4)
-    job.say(kept("n0", 2, "two"))
+    job.deliver(kept("n0", 2, "two"))
     holds(job, 0, part(job, 4, 0), part(job, 4, 1))
     for node in ("n1", "n2"):
         job.lose(node)

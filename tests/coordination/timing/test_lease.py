@@ -53,7 +53,7 @@ def calm(*silent: str, seconds: float, job: Job | None = None, every: int = 5) -
         job.tick(0.1)
         for node in NODES if number % every == 0 else ():
             if node not in silent:
-                job.tell(node, msg.Heartbeat())
+                job.deliver_from(node, msg.Heartbeat())
     return job
 
 
