@@ -18,6 +18,8 @@ def find_box(name: str, tensor: torch.Tensor, place: ReplicaPosition) -> Box:
     """Return which part of a tensor this rank holds, as a box of the whole tensor; all of it if the tensor is not
     sharded.
 
+    An empty tensor gives a box at offset 0 with its local shape, and is not checked.
+
     Args:
         name: the tensor's name in error messages.
         place: this worker's position in its replica group.
@@ -72,11 +74,12 @@ def find_box_like(
 
 
 def _cut_box(box: Box, dimension: int, axis: str, place: ReplicaPosition) -> Box:
-    """Return the part of a box for this rank, as torch shards it: equal parts, rounded up, so that the last ones may be
-    smaller or empty.
+    """Return the part of `box` that remains for this rank if it is sharded along one more dimension. All parts have the
+    same size, rounded up, as torch shards it, so that the last ones may be smaller or empty.
 
     Args:
-        dimension: of the tensor.
+        box: a part of a tensor, with an offset in it.
+        dimension: the tensor's dimension to shard.
         axis: the dimension of the layout along which it is sharded, `SHARD` or `TENSOR`.
     """
     layout = place.layout

@@ -33,7 +33,9 @@ def _refuse(what: str) -> NoReturn:
 
 
 def _make_refused(name: str) -> Any:
-    """Return a method of a process group with this name that raises BadInputError."""
+    """Return a method for a process group that refuses the collective `name`: it raises BadInputError whenever it is
+    called.
+    """
 
     def collective(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
         _refuse(f"{name}()")

@@ -49,9 +49,10 @@ def parse_reduction(op: Any, size: int) -> Reduction:
 
 
 def fold(versions: Sequence[torch.Tensor], out: torch.Tensor, reduction: Reduction) -> None:
-    """Reduce flat tensors of one shape into `out`, in this order, in chunks that fit into the cache.
+    """Reduce one or more flat tensors of one size into `out`, in this order, and apply the reduction's factor. More
+    than two are reduced in chunks that fit into the cache.
 
-    If there are at most two tensors, `out` may be one of them.
+    `out` may be one of the tensors if there are at most two.
     """
     if len(versions) <= 2 or out.numel() <= CHUNK:
         _fold(versions, out, reduction)
@@ -62,8 +63,10 @@ def fold(versions: Sequence[torch.Tensor], out: torch.Tensor, reduction: Reducti
 
 
 def _fold(versions: Sequence[torch.Tensor], out: torch.Tensor, reduction: Reduction) -> None:
-    """Reduce tensors into `out`, in this order: floating-point sums in float32 or wider, all else pairwise in its
-    dtype; then multiply by the factor.
+    """Reduce one or more tensors into `out`, in this order, and multiply by the reduction's factor.
+
+    Floating-point sums are computed in float32 or wider, and rounded once to the dtype of `out`. Everything else is
+    combined pairwise in that dtype.
     """
     if reduction.kind == "SUM" and out.is_floating_point():
         sum_versions(versions, out, reduction.scale)

@@ -52,7 +52,8 @@ class ReplicaMesh:
 
     def rename_dimensions(self, dimensions: Mapping[str, str]) -> DeviceMesh:
         """Return a mesh of this rank's part of the replica with other names, and additional dimensions of size 1.
-        Dimensions of the layout may be left out; the groups are the same.
+        Dimensions of the layout may be left out; the mesh then has the ranks with this rank's coordinate along them. It
+        uses the same groups.
 
         Args:
             dimensions: for each name in the new mesh, the slowest first: a dimension of the layout, in their order; or
@@ -93,10 +94,12 @@ class ReplicaMesh:
         return next((group.left_error for group in self.groups.values() if group.left_error is not None), None)
 
     def swap(self, communicators: Mapping[str, Communicator], *, sever: bool = True) -> None:
-        """Move the groups to new communicators, one per dimension in `connected_ranks`, and retire the old ones.
+        """Move the groups to new communicators, one per dimension in `connected_ranks`, and retire their previous ones;
+        collectives in progress on these are abandoned. Groups of one rank stay as they are.
 
         Args:
-            sever: break the old ones' connections; False if peers may still finish their last operation.
+            sever: whether to break the previous ones' connections; False if peers may still finish their last
+                operation.
 
         Raises:
             ValueError: the keys are not exactly these dimensions, or a communicator has another rank or size than its
@@ -112,14 +115,14 @@ class ReplicaMesh:
         `swap`.
 
         Args:
-            sever: also break their connections.
+            sever: whether to break their connections, too.
         """
         for dimension in self.connected_ranks:
             self.groups[dimension].retire_communicator(sever=sever)
 
     def close(self) -> None:
-        """Retire the communicators without breaking their connections, and remove all groups, also the default group,
-        from torch's tables.
+        """Retire the communicators of all groups without breaking their connections, so that collectives raise; remove
+        the groups, also torch's default group, from torch's tables.
         """
         for group in (*self.groups.values(), self._single):
             group.retire_communicator(sever=False)

@@ -45,11 +45,14 @@ class OuterWork(_Work):
         self._advance()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Run the remaining rounds, and return True at the end. Return False if the collective was left before, and the
-        group discards left work. The timeout is ignored.
+        """Wait for the collective's remaining rounds, and return True once its results are written. The timeout is
+        ignored.
+
+        If the collective was abandoned earlier, raise; or return False within the group's `discarding_left_work`.
 
         Raises:
-            CollectiveLeftError: it was left, now or before. Then all collectives of the group are left.
+            CollectiveLeftError: it was abandoned earlier, or is interrupted now; the latter abandons all work of the
+                group.
         """
         while self._rounds is not None:
             try:
@@ -64,14 +67,15 @@ class OuterWork(_Work):
         return self._left is None
 
     def synchronize(self) -> None:
-        """Wait for the end. Raises as `wait`."""
+        """Wait for the end, as `wait`, which may raise."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """Return whether it has ended or was left; starts the next round if the present one is done. Never blocks.
+        """Return False if an operation of the present round is in progress. Otherwise run all remaining rounds, which
+        waits for their operations, and return True. Also True if the collective was abandoned.
 
         Raises:
-            CollectiveLeftError: it failed now.
+            CollectiveLeftError: it is interrupted now.
         """
         while self._rounds is not None:
             if not all(pending.done() for pending in self._pending):
@@ -80,21 +84,23 @@ class OuterWork(_Work):
         return True
 
     def is_success(self) -> bool:
-        """Return whether it has ended successfully."""
+        """Return whether it has ended with results; False while it is in progress, and if it was abandoned."""
         return self._rounds is None and self._left is None
 
     def exception(self) -> CollectiveLeftError | None:
-        """Return why it was left; None if it was not."""
+        """Return why it was abandoned; None if it was not."""
         return self._left
 
     def result(self) -> Any:
-        """Return its output tensors; None after it was left."""
+        """Return its output tensors, also before they are written; None after it was abandoned."""
         return self._results
 
     def get_future(self) -> Any:
-        """Wait for the end, and return a completed future with the output tensors. Raises as `wait`.
+        """Wait for the collective's end, and return a completed future with the output tensors. It is completed here,
+        because gloo's threads must not call into Python.
 
-        It is completed here, because gloo's threads must not call into Python.
+        Raises:
+            CollectiveLeftError: the collective was abandoned, or is interrupted now.
         """
         self.wait()
         future = _Future()
@@ -102,8 +108,10 @@ class OuterWork(_Work):
         return future
 
     def abandon(self, error: CollectiveLeftError) -> list[torch.Tensor]:
-        """Mark it as left because of `error`, unless it has ended. Drop all references, and return the output tensors.
-        The communicator keeps its operations in progress.
+        """End this collective without results because of `error`, unless it has ended; waiting for it then raises. Drop
+        all references to tensors, and return its output tensors.
+
+        The communicator's operations in progress are not stopped.
         """
         rounds, self._rounds, self._pending = self._rounds, None, ()
         results, self._results = self._results, None
@@ -113,7 +121,9 @@ class OuterWork(_Work):
         return _flatten_results(results)
 
     def _advance(self) -> None:
-        """Start the next round; after the last one, remove this collective from its group."""
+        """Start the next round without waiting for the present one, which must have completed. After the last one,
+        write the results and remove this collective from its group's work in progress. Does nothing after the end.
+        """
         if self._rounds is None:
             return
         pending = next(self._rounds, None)
@@ -155,13 +165,15 @@ class OuterGroup(_ProcessGroup):
         return self._communicator
 
     def swap(self, communicator: Communicator, *, sever: bool = True) -> None:
-        """Continue on another communicator. The old one is retired, and its work in progress is left.
+        """Continue on another communicator. The previous one, if there is one, is retired, and collectives that are in
+        progress on it are abandoned.
 
         Args:
-            sever: break the connections of the old one; False if peers may still finish their last operation.
+            sever: whether to break the connections of the previous one; False if peers may still finish their last
+                operation.
 
         Raises:
-            ValueError: it has another rank or size, or is the present one.
+            ValueError: the communicator has another rank or size than this group, or is the present one.
         """
         if (communicator.rank, communicator.size) != (self.rank(), self.size()):
             raise ValueError(
@@ -174,11 +186,11 @@ class OuterGroup(_ProcessGroup):
         self._communicator, self.left_error = communicator, None
 
     def retire_communicator(self, *, sever: bool = True) -> None:
-        """Retire the communicator, if there is one, and leave its work in progress. Collectives raise until the next
-        swap.
+        """Retire the communicator, if there is one, and abandon its collectives in progress. Until the next swap, all
+        collectives raise `HaltedError`.
 
         Args:
-            sever: also break its connections.
+            sever: whether to break its connections, too.
         """
         communicator, self._communicator = self._communicator, None
         if self.left_error is None:
@@ -187,8 +199,10 @@ class OuterGroup(_ProcessGroup):
             communicator.retire(sever=sever)
 
     def mark_left(self, error: CollectiveLeftError) -> None:
-        """Make every collective raise from now on, until the next swap, and leave all work in progress: after one was
-        left, ranks may not agree which is next.
+        """Make every collective raise `HaltedError` with this error's message until the next swap, and abandon all that
+        are in progress: ranks may not agree which collective is next.
+
+        Their output tensors are kept until `discarding_left_work`.
         """
         # not the error itself, because its traceback refers to the script's tensors
         self.left_error = HaltedError(str(error))
@@ -198,10 +212,10 @@ class OuterGroup(_ProcessGroup):
 
     @contextmanager
     def discarding_left_work(self) -> Generator[None]:
-        """Return a context in which `OuterWork.wait` returns False for collectives that were left, instead of raising
-        an error.
+        """Return a context in which `OuterWork.wait` returns False for collectives that were abandoned, instead of
+        raising an error.
 
-        On entry, make torch drop the left collectives that it still keeps by their output tensors.
+        On entry, make torch drop the abandoned collectives that it still keeps by their output tensors.
         """
         self.is_discarding = True
         try:
@@ -256,7 +270,7 @@ class OuterGroup(_ProcessGroup):
         `opts` is ignored.
 
         Raises:
-            CollectiveLeftError: no communicator is usable, or the collective was left at once.
+            CollectiveLeftError: no communicator is usable, or the collective is interrupted at once.
         """
         comm = self._require_communicator()
         each = [made.all_gather(comm, one, other) for one, other in zip(outputs, inputs, strict=True)]
@@ -268,7 +282,7 @@ class OuterGroup(_ProcessGroup):
         """Start to gather each input: `outputs[i][r]` receives `inputs[i]` of rank r. `opts` is ignored.
 
         Raises:
-            CollectiveLeftError: no communicator is usable, or the collective was left at once.
+            CollectiveLeftError: no communicator is usable, or the collective is interrupted at once.
         """
         comm = self._require_communicator()
         each = [made.all_gather_lists(comm, one, other) for one, other in zip(outputs, inputs, strict=True)]
@@ -292,7 +306,7 @@ class OuterGroup(_ProcessGroup):
         ranks' `inputs[i]`, reduced by `opts.reduceOp`.
 
         Raises:
-            CollectiveLeftError: no communicator is usable, or the collective was left at once.
+            CollectiveLeftError: no communicator is usable, or the collective is interrupted at once.
         """
         comm, reduction = self._require_communicator(), parse_reduction(opts.reduceOp, self.size())
         each = [made.reduce_scatter(comm, one, other, reduction) for one, other in zip(outputs, inputs, strict=True)]
@@ -312,7 +326,7 @@ class OuterGroup(_ProcessGroup):
         they are summed.
 
         Raises:
-            CollectiveLeftError: no communicator is usable, or the collective was left at once.
+            CollectiveLeftError: no communicator is usable, or the collective is interrupted at once.
         """
         comm = self._require_communicator()
         reduction = parse_reduction(opts.reduceOp if opts is not None else dist.ReduceOp.SUM, comm.size)
@@ -365,7 +379,7 @@ class OuterGroup(_ProcessGroup):
         ranks' tensors stay unchanged.
 
         Raises:
-            CollectiveLeftError: no communicator is usable, or the collective was left at once.
+            CollectiveLeftError: no communicator is usable, or the collective is interrupted at once.
         """
         comm, reduction = self._require_communicator(), parse_reduction(opts.reduceOp, self.size())
         each = [made.reduce(comm, one, reduction, opts.rootRank) for one in tensors]
@@ -400,11 +414,11 @@ class OuterGroup(_ProcessGroup):
     alltoall_base = all_to_all_single
 
     def _require_communicator(self) -> Communicator:
-        """Return the communicator.
+        """Return the present communicator.
 
         Raises:
-            HaltedError: no communicator is usable.
-
+            HaltedError: no communicator was given yet, or the last one was retired, or a collective on it was
+                interrupted.
         """
         if self.left_error is not None:
             raise HaltedError(str(self.left_error))
@@ -415,19 +429,19 @@ class OuterGroup(_ProcessGroup):
     def _start_work(
         self, rounds: Rounds, results: Any, *, two_rounds: bool = False, in_order: bool = True
     ) -> OuterWork:
-        """Start a collective, and return it. A collective with a second exchange that is still in progress is finished
-        first, unless this one is not `in_order`.
+        """Start a collective's first round, and return the collective as work to wait for.
 
         Args:
             rounds: the collective, from `rounds.py`.
             results: its output tensors.
-            two_rounds: whether it has a second exchange, which ranks could otherwise order differently from the next
-                collective.
-            in_order: whether it has the same position in all ranks' order; point-to-point operations do not.
+            two_rounds: whether it may have a second exchange. The next collective then waits for its end, because ranks
+                could otherwise order the two differently.
+            in_order: whether it has the same position in all ranks' order. Point-to-point operations do not, and so do
+                not wait for an earlier second exchange.
 
         Raises:
-            CollectiveLeftError: no communicator is usable, or this collective or the unfinished one was left at once.
-                Then all collectives of the group are left.
+            CollectiveLeftError: no communicator is usable, or it or the earlier collective is interrupted now. Then all
+                work of the group is abandoned.
         """
         communicator = self._require_communicator()
         if in_order and self._unfinished is not None:
@@ -445,7 +459,7 @@ class OuterGroup(_ProcessGroup):
 
 
 def _flatten_results(results: Any) -> list[torch.Tensor]:
-    """Return all tensors in nested lists, in order; None has none."""
+    """Return all tensors in nested lists, in order; [] for None. A tensor alone is returned as a list of one."""
     if isinstance(results, torch.Tensor):
         return [results]
     return [tensor for one in results or () for tensor in _flatten_results(one)]

@@ -18,10 +18,11 @@ BACKEND = "holdfast"
 
 
 def register_default(group: Any) -> None:
-    """Make a group torch's default process group. torch then refuses to create further groups.
+    """Make a group torch's default process group, and enter it into torch's tables. `new_group()` in a script raises
+    BadInputError from then on.
 
     Raises:
-        BadInputError: torch already has one.
+        BadInputError: torch already has a default group.
     """
     if dist.is_initialized():
         raise BadInputError(
@@ -35,8 +36,8 @@ def register_default(group: Any) -> None:
 
 
 def register(group: Any, ranks: Sequence[int]) -> None:
-    """Enter a group into torch's tables, so that meshes and functional collectives find it by its name. torch gets a
-    store for it that refuses to create more groups.
+    """Enter a group into torch's tables under its `group_name`, so that meshes and functional collectives find it.
+    torch gets a store for it that refuses to create more groups.
 
     Args:
         ranks: its members' ranks in the default group, in the group's order.

@@ -25,18 +25,20 @@ _MOVED_AS_IT_IS = (torch.float32, torch.float64, torch.int64, torch.int32, torch
 
 def flatten(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor's elements as a vector that gloo can send, as bytes if it does not support the dtype; a view if
-    the tensor is contiguous.
+    the tensor is contiguous, else a copy.
     """
     line = _to_vector(tensor)
     return line if line.dtype in _MOVED_AS_IT_IS else line.view(torch.uint8)
 
 
 def all_gather_in_place(comm: Communicator, output: torch.Tensor, source: torch.Tensor) -> Rounds:
-    """Gather directly into `output`, which must be contiguous, in rank order. If this is interrupted, its content is
-    void.
+    """Yield the operations that gather all ranks' `source` directly into `output`, which must be contiguous, in rank
+    order. If they are interrupted, the content of `output` is void.
+
+    `source` may be this rank's own part of `output`.
 
     Raises:
-        ValueError: `output` does not have the size of all ranks' `source` together, or another dtype.
+        ValueError: `output` does not have the size of all ranks' `source` together, or has another dtype.
     """
     _check_parts(comm, output, source)
     whole, mine = flatten(output), flatten(source)
@@ -51,13 +53,13 @@ def all_gather_in_place(comm: Communicator, output: torch.Tensor, source: torch.
 
 
 def all_gather(comm: Communicator, output: torch.Tensor, source: torch.Tensor) -> Rounds:
-    """Gather all ranks' `source`, of one shape, in rank order. `output` is written at the end.
+    """Yield the operations that gather all ranks' `source`, of one shape, into `output`, in rank order.
 
-    If `source` is part of the memory of a contiguous `output`, it is gathered in place; an interruption then leaves
-    `output` void.
+    `output` is written once all have completed. But if it is contiguous and `source` is a part of its memory, they
+    write to it directly; it is then void if they are interrupted.
 
     Raises:
-        ValueError: see `all_gather_in_place`.
+        ValueError: sizes or dtypes do not match.
     """
     if output.untyped_storage().data_ptr() == source.untyped_storage().data_ptr() and output.is_contiguous():
         # The caller allocated the output for this collective (FSDP2). A copy would take as long as the exchange.
@@ -69,7 +71,9 @@ def all_gather(comm: Communicator, output: torch.Tensor, source: torch.Tensor) -
 
 
 def all_gather_lists(comm: Communicator, outputs: Sequence[torch.Tensor], source: torch.Tensor) -> Rounds:
-    """Gather all ranks' `source`, output r from rank r."""
+    """Yield the operations that gather all ranks' `source`, of one shape. Once they have completed, `outputs[r]` is
+    overwritten by the one of rank r.
+    """
     room = torch.empty(comm.size * source.numel(), dtype=source.dtype, device=source.device)
     yield from all_gather_in_place(comm, room, source)
     for output, part in zip(outputs, room.view(comm.size, -1).unbind(), strict=True):
@@ -77,7 +81,11 @@ def all_gather_lists(comm: Communicator, outputs: Sequence[torch.Tensor], source
 
 
 def reduce_scatter(comm: Communicator, output: torch.Tensor, source: torch.Tensor, reduction: Reduction) -> Rounds:
-    """Reduce part r of all ranks' `source` into `output` on rank r: an all-to-all, and a reduction in rank order.
+    """Yield the operation that sends part r of each rank's `source` to rank r. Once it has completed, all ranks' parts
+    for this rank are reduced into `output`, in rank order.
+
+    Args:
+        source: one part per rank, each with as many elements as `output`.
 
     Raises:
         ValueError: sizes or dtypes do not match.
@@ -96,8 +104,10 @@ def reduce_scatter(comm: Communicator, output: torch.Tensor, source: torch.Tenso
 
 
 def all_reduce(comm: Communicator, tensor: torch.Tensor, reduction: Reduction) -> Rounds:
-    """Reduce all ranks' tensors in place on all ranks, in rank order: small ones, and all between two ranks, in one
-    exchange of everything, large ones by a reduce-scatter and an all-gather.
+    """Yield the operations that reduce all ranks' tensors on all ranks, in rank order; the result is written to
+    `tensor` once they have completed.
+
+    Small tensors, and those of two ranks, need one exchange of everything; others a reduce-scatter and an all-gather.
     """
     line = _to_vector(tensor)
     if comm.size == 2:
@@ -121,7 +131,9 @@ def all_reduce(comm: Communicator, tensor: torch.Tensor, reduction: Reduction) -
 
 
 def needs_two_rounds(size: int, tensor: torch.Tensor) -> bool:
-    """Return whether `all_reduce` has a second exchange."""
+    """Return whether `all_reduce` of this tensor in a group of `size` has a second exchange: only large ones between
+    more than two ranks have.
+    """
     return size > 2 and tensor.nbytes > ONE_ROUND_BYTES
 
 
@@ -132,11 +144,11 @@ def all_to_all(
     received: Sequence[int],
     sent: Sequence[int],
 ) -> Rounds:
-    """Send consecutive rows of `source` to each rank, and receive rows from each into `output`, in rank order. `output`
-    is written at the end.
+    """Yield the operation that sends consecutive rows of `source` to the ranks, and receives rows from them, both in
+    rank order. The received ones are written to `output` once it has completed.
 
     Args:
-        received: rows from each rank; empty for equal parts of `output`.
+        received: rows (first dimension) from each rank; empty for equal parts of `output`.
         sent: rows to each rank; empty for equal parts of `source`.
     """
     room = torch.empty(output.shape, dtype=output.dtype, device=output.device)
@@ -152,7 +164,9 @@ def all_to_all(
 
 
 def all_to_all_lists(comm: Communicator, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Rounds:
-    """Send `inputs[r]` to rank r, and receive `outputs[r]` from rank r."""
+    """Yield the operation that sends `inputs[r]` to rank r, and receives as much as `outputs[r]` holds from it; it is
+    written to `outputs` once all has arrived. Both have one tensor per rank, and all tensors have one dtype.
+    """
     rooms = [flatten(torch.empty(one.shape, dtype=one.dtype)) for one in outputs]
     lines = [flatten(one) for one in inputs]
     received, sent = [room.numel() for room in rooms], [line.numel() for line in lines]
@@ -163,7 +177,9 @@ def all_to_all_lists(comm: Communicator, outputs: Sequence[torch.Tensor], inputs
 
 
 def broadcast(comm: Communicator, tensor: torch.Tensor, root: int) -> Rounds:
-    """Send the tensor of rank `root` to all ranks, in place."""
+    """Yield the operation that sends the tensor of rank `root` to all ranks; the others overwrite their `tensor` by it,
+    of the same shape and dtype, once it has arrived.
+    """
     if comm.rank == root:
         yield [comm.start_broadcast(flatten(tensor), root)]
         return
@@ -173,7 +189,9 @@ def broadcast(comm: Communicator, tensor: torch.Tensor, root: int) -> Rounds:
 
 
 def scatter(comm: Communicator, output: torch.Tensor, parts: Sequence[torch.Tensor], root: int) -> Rounds:
-    """Send `parts[r]` of rank `root` to rank r, into `output`. Only `root` gives parts."""
+    """Yield the operation that sends `parts[r]` of rank `root` to rank r, which writes it to `output` once it has
+    arrived. `parts` is empty on other ranks; all parts have the size of `output`.
+    """
     room = torch.empty(output.shape, dtype=output.dtype)
     into, giving = flatten(room), comm.rank == root
     out_of = torch.cat([flatten(part) for part in parts]) if giving else into.new_empty(0)
@@ -183,7 +201,9 @@ def scatter(comm: Communicator, output: torch.Tensor, parts: Sequence[torch.Tens
 
 
 def gather(comm: Communicator, outputs: Sequence[torch.Tensor], source: torch.Tensor, root: int) -> Rounds:
-    """Send all ranks' `source` to rank `root`, output r from rank r. Only `root` gives outputs."""
+    """Yield the operation that sends all ranks' `source`, of one size, to rank `root`. Once it has completed, `root`
+    overwrites `outputs[r]` by the one of rank r; `outputs` is empty on other ranks.
+    """
     line, taking = flatten(source), comm.rank == root
     into = line.new_empty(line.numel() * comm.size * taking)
     sent = [line.numel() * (rank == root) for rank in range(comm.size)]
@@ -193,7 +213,9 @@ def gather(comm: Communicator, outputs: Sequence[torch.Tensor], source: torch.Te
 
 
 def reduce(comm: Communicator, tensor: torch.Tensor, reduction: Reduction, root: int) -> Rounds:
-    """Reduce all ranks' tensors in rank order on rank `root`, in place; the tensors of other ranks stay unchanged."""
+    """Yield the operation that sends all ranks' tensors to rank `root`. Once it has completed, `root` replaces its
+    `tensor` by the reduction of all in rank order; the tensors of other ranks stay unchanged.
+    """
     room = [torch.empty_like(tensor) for _ in range(comm.size * (comm.rank == root))]
     yield from gather(comm, room, tensor, root)
     if room:
@@ -201,19 +223,23 @@ def reduce(comm: Communicator, tensor: torch.Tensor, reduction: Reduction, root:
 
 
 def send(comm: Communicator, tensor: torch.Tensor, to: int, tag: int) -> Rounds:
-    """Send a tensor to one rank."""
+    """Yield the operation that sends a tensor with this tag to rank `to`."""
     yield [comm.start_send(flatten(tensor), to, tag)]
 
 
 def receive(comm: Communicator, tensor: torch.Tensor, source: int | None, tag: int) -> Rounds:
-    """Receive a tensor with this tag from one rank, or from any rank if `source` is None; in place."""
+    """Yield the operation that receives a tensor with this tag from rank `source`, or from any rank if it is None. Once
+    it has arrived, it overwrites `tensor`, which has its shape and dtype.
+    """
     room = torch.empty(tensor.shape, dtype=tensor.dtype)
     yield [comm.start_receive(flatten(room), source, tag)]
     tensor.detach().copy_(room)
 
 
 def run_together(each: Sequence[Rounds]) -> Rounds:
-    """Run several collectives at the same time: each round starts the next round of all that have not ended."""
+    """Run several collectives at the same time: resume all that have not ended, and yield the operations that these
+    started, as one round; repeat this until all have ended. Each thus waits for the slowest of a round.
+    """
     under_way = list(each)
     while under_way:
         started = [(rounds, next(rounds, None)) for rounds in under_way]
@@ -240,7 +266,9 @@ def _check_parts(comm: Communicator, whole: torch.Tensor, part: torch.Tensor) ->
 
 
 def _exchange(comm: Communicator, arriving: torch.Tensor, leaving: torch.Tensor) -> Pending:
-    """Start to send `leaving` to the other one of two ranks, and to receive `arriving` from it."""
+    """Start to send `leaving` to the other one of two ranks, and to receive `arriving` from it; both are vectors.
+    Return the operation without waiting.
+    """
     if comm.rank == 0:
         return comm.start_all_to_all(arriving, leaving, [0, arriving.numel()], [0, leaving.numel()])
     return comm.start_all_to_all(arriving, leaving, [arriving.numel(), 0], [leaving.numel(), 0])
@@ -258,7 +286,9 @@ def _count_elements(tensor: torch.Tensor, rows: Sequence[int]) -> list[int]:
 
 
 def _fold_into(output: torch.Tensor, versions: Sequence[torch.Tensor], reduction: Reduction) -> None:
-    """Reduce flat tensors into `output`, in this order; `output` may have any strides."""
+    """Reduce flat tensors, of one dtype, into `output` in their order. `output` has as many elements, in any shape and
+    with any strides.
+    """
     if output.is_contiguous():
         fold(versions, output.view(-1), reduction)
         return

@@ -19,8 +19,8 @@ from holdfast.runtime.tensors import named_modules, strip_wrapper_prefixes
 
 
 def disable_gradient_division(model: torch.nn.Module) -> None:
-    """Set FSDP2's gradient divide factor to 1 in every module of a model (its setter does not recurse), so that FSDP2
-    sums gradients.
+    """Make FSDP2 sum gradients instead of averaging them, by a gradient divide factor of 1 in every module that it
+    wraps.
 
     holdfast divides once, by the micro-batches of the step and their parts.
     """
@@ -30,7 +30,8 @@ def disable_gradient_division(model: torch.nn.Module) -> None:
 
 
 def reshard(model: torch.nn.Module) -> None:
-    """Make FSDP2 gather parameters again at the next forward pass; without a backward pass it keeps the gathered ones.
+    """Free the parameters that FSDP2 has gathered, in all modules that it wraps, so that the next forward pass gathers
+    them again. Without a backward pass FSDP2 would keep them.
 
     Call it when parameters change, so that later passes do not use the old values.
     """
@@ -41,7 +42,7 @@ def reshard(model: torch.nn.Module) -> None:
 
 def share_expert_tokens(model: torch.nn.Module, replica: ReplicaMesh) -> None:
     """Make all MoE layers split their tokens between the ranks along `tensor`, which have the same samples. Does
-    nothing if there is only one.
+    nothing if the layout has one rank along `tensor`.
     """
     if replica.layout.tensor > 1:
         for layer in moe_layers(model):
@@ -49,7 +50,8 @@ def share_expert_tokens(model: torch.nn.Module, replica: ReplicaMesh) -> None:
 
 
 def check_spread(model: torch.nn.Module, replica: ReplicaMesh) -> None:
-    """Check that a model is sharded completely over the job's mesh, except for experts, which must not be sharded.
+    """Check that all trained parameters of a model are sharded over the job's mesh as its layout demands. Experts must
+    not be sharded at all.
 
     Raises:
         BadInputError: a parameter is sharded over another mesh, or is trained but not sharded along `shard` although
@@ -95,8 +97,10 @@ def check_boxes(model: torch.nn.Module, place: ReplicaPosition) -> None:
 
 
 def _is_replica_mesh(mesh: Any, replica: ReplicaMesh) -> bool:
-    """Return whether all groups of a mesh are the replica's. If torch does not know one of the mesh's groups, return
-    whether the mesh equals the replica's along dimensions of the same names.
+    """Return whether all groups of a mesh are the replica's, one for each dimension of the layout.
+
+    If torch does not know one of the mesh's groups, return whether the mesh has only names of the layout and equals the
+    replica's mesh along these dimensions.
     """
     try:
         groups = mesh.get_all_groups()

@@ -24,15 +24,17 @@ def materialize(
     model: Module, initializers: Sequence[Initializer], device: torch.device, place: ReplicaPosition
 ) -> None:
     """Allocate a model that was made on the meta device, and give it the same values as the whole model, in every bit.
+    Values from before are lost.
 
-    Each module resets its parameters as when it is created (`reset_parameters()`). Then `initializers` are called as by
-    `Module.apply`: one after the other, each for every module, children first. One module's tensors are complete for
-    the duration of the call, and this rank's part is kept. All ranks draw the random numbers of a whole model.
+    Each module resets its parameters as when it is created (`reset_parameters()`, if it has that method). Then
+    `initializers` are called as by `Module.apply`: one after the other, each for every module, children first. One
+    module's tensors are complete for the duration of the call, and this rank's part is kept. All ranks draw the random
+    numbers of a whole model.
 
     Args:
         initializers: each fills a module's own tensors, without those of its submodules.
-        device: where the model belongs.
-        place: which part of the model this rank holds.
+        device: the device to allocate the model on.
+        place: this worker's position in its replica group, which decides its parts.
 
     Raises:
         BadInputError: a parameter or a buffer got no value, a sharded parameter only got a part, or an argument has
@@ -89,7 +91,7 @@ def _allocate(model: Module, device: torch.device) -> None:
 
 
 def reset_parameters(module: Module) -> None:
-    """Call a module's `reset_parameters`, if it has that method."""
+    """Call the module's own `reset_parameters()`, if it has that method; do nothing otherwise."""
     own: Any = getattr(module, "reset_parameters", None)
     if callable(own):
         own()

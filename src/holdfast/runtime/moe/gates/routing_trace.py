@@ -41,10 +41,11 @@ class TraceRouting:
             self._log_loads = np.log(loads)
 
     def assign(self, step: int, micro_batch: int, tokens: int) -> torch.Tensor:
-        """Draw the experts of each token, `(T, top_k)`, in proportion to the loads of the recorded iteration nearest to
-        `step` times the stride.
+        """Draw the experts of each token, `(T, top_k)`, in proportion to the loads of the recorded iteration whose
+        number is nearest to `step` times the stride; the earlier one if two are equally near.
 
-        They depend only on seed, step and micro-batch, and are all different within a row.
+        They depend only on seed, step and micro-batch, and are all different within a row. Experts without load are
+        drawn last.
         """
         place = int(np.abs(self._iterations - step * self._stride).argmin())
         key = derive_seed(self._seed, step, micro_batch)
