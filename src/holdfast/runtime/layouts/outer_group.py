@@ -429,19 +429,19 @@ class OuterGroup(_ProcessGroup):
     def _start_work(
         self, rounds: Rounds, results: Any, *, two_rounds: bool = False, in_order: bool = True
     ) -> OuterWork:
-        """Start a collective's first round, and return the collective as work to wait for.
+        """Start a collective's first round, and return the collective as work to wait for. If an earlier collective
+        still has a second exchange in progress, wait for its end first, unless this one is not `in_order`.
 
         Args:
             rounds: the collective, from `rounds.py`.
             results: its output tensors.
-            two_rounds: whether it may have a second exchange. The next collective then waits for its end, because ranks
-                could otherwise order the two differently.
-            in_order: whether it has the same position in all ranks' order. Point-to-point operations do not, and so do
-                not wait for an earlier second exchange.
+            two_rounds: whether it may have a second exchange, which ranks could otherwise order differently from the
+                next collective.
+            in_order: whether it has the same position in all ranks' order; point-to-point operations do not.
 
         Raises:
-            CollectiveLeftError: no communicator is usable, or it or the earlier collective is interrupted now. Then all
-                work of the group is abandoned.
+            CollectiveLeftError: no communicator is usable, or this collective or the earlier one is interrupted now.
+                Then all work of the group is abandoned.
         """
         communicator = self._require_communicator()
         if in_order and self._unfinished is not None:

@@ -72,7 +72,7 @@ def all_gather(comm: Communicator, output: torch.Tensor, source: torch.Tensor) -
 
 def all_gather_lists(comm: Communicator, outputs: Sequence[torch.Tensor], source: torch.Tensor) -> Rounds:
     """Yield the operations that gather all ranks' `source`, of one shape. Once they have completed, `outputs[r]` is
-    overwritten by the one of rank r.
+    overwritten by the `source` of rank r.
     """
     room = torch.empty(comm.size * source.numel(), dtype=source.dtype, device=source.device)
     yield from all_gather_in_place(comm, room, source)
@@ -202,7 +202,7 @@ def scatter(comm: Communicator, output: torch.Tensor, parts: Sequence[torch.Tens
 
 def gather(comm: Communicator, outputs: Sequence[torch.Tensor], source: torch.Tensor, root: int) -> Rounds:
     """Yield the operation that sends all ranks' `source`, of one size, to rank `root`. Once it has completed, `root`
-    overwrites `outputs[r]` by the one of rank r; `outputs` is empty on other ranks.
+    overwrites `outputs[r]` by the `source` of rank r; `outputs` is empty on other ranks.
     """
     line, taking = flatten(source), comm.rank == root
     into = line.new_empty(line.numel() * comm.size * taking)

@@ -97,7 +97,8 @@ def check_boxes(model: torch.nn.Module, place: ReplicaPosition) -> None:
 
 
 def _is_replica_mesh(mesh: Any, replica: ReplicaMesh) -> bool:
-    """Return whether all groups of a mesh are the replica's, one for each dimension of the layout.
+    """Return whether every group of a mesh is the replica's group of a dimension of the layout; False for a mesh with
+    an added dimension of size 1.
 
     If torch does not know one of the mesh's groups, return whether the mesh has only names of the layout and equals the
     replica's mesh along these dimensions.
