@@ -68,7 +68,7 @@ def test_groups_are_small_and_levels_few(nodes: list[str], fan_out: int):
 
 @settings(max_examples=30, deadline=None)
 @given(NODES, st.integers(2, 6))
-def test_no_member_receives_more_than_twice_what_it_owns(nodes: list[str], fan_out: int):
+def test_each_member_receives_less_than_twice_the_part_that_it_owns(nodes: list[str], fan_out: int):
     for mine in everybodys(nodes, 1, fan_out):
         for group, owners in zip(mine.groups, mine.owners, strict=False):
             assert len(group) < 2 * owners + (owners == 1)

@@ -14,7 +14,7 @@ from tests.simulation.schedules.shrinking import failure
 
 
 @pytest.mark.parametrize("number", [29_512_259_961, 29_767_106_753, 29_239_959_974, 29_022_851_189])
-def test_a_worker_that_attaches_to_a_finished_job_is_told_that_it_is_done(number: int) -> None:
+def test_a_worker_that_attaches_to_a_finished_job_receives_the_end(number: int) -> None:
     """The other worker of its replica group had already ended, so the node had no local rank for this worker."""
     assert failure(SimCluster(plan_of(number))) == ""
 

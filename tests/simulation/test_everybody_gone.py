@@ -47,7 +47,7 @@ def test_a_job_without_nodes_waits_and_goes_on(chunk: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [18474005479])
-def test_a_checkpoint_that_turns_up_with_who_comes_back_is_gone_on_with(seed: int) -> None:
+def test_the_job_continues_from_a_checkpoint_that_a_returning_node_reports(seed: int) -> None:
     """A returning node reports a checkpoint of the last step after the job had decided to start from the beginning."""
     assert not failure(SimCluster(plan_of(seed))), f"python -m tests.simulation replay {seed}"
 
@@ -59,7 +59,7 @@ def test_a_node_is_named_by_no_generation_before_it_has_joined(seed: int) -> Non
 
 
 @pytest.mark.parametrize("seed", [11424588318])
-def test_a_script_that_raises_always_at_one_step_has_all_started_again_once(seed: int) -> None:
+def test_a_script_that_always_fails_at_one_step_causes_one_restart_of_all_workers(seed: int) -> None:
     """The same node always reached that step first, while the other still read the checkpoint."""
     cluster = SimCluster(plan_of(seed))
     assert not failure(cluster), f"python -m tests.simulation replay {seed}"

@@ -42,7 +42,7 @@ def test_random_schedules_of_newcomers(chunk: int) -> None:
 
 @pytest.mark.parametrize("nodes", [1, 3])
 @pytest.mark.parametrize("silent", [0, 1])
-def test_a_newcomer_that_nobody_can_connect_to_costs_no_member_and_no_step(nodes: int, silent: int) -> None:
+def test_an_unreachable_newcomer_costs_neither_a_member_nor_a_step(nodes: int, silent: int) -> None:
     events = run(Fault(kind=FaultKind.JOIN_UNREACHABLE, time=0.3, target=silent), nodes=nodes)
     left = {event.node for event in events if isinstance(event, ev.NodeLeft) and event.reason != "finished"}
     assert left <= {f"n{nodes}"}

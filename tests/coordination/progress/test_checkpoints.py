@@ -76,7 +76,7 @@ def test_a_failed_checkpoint_is_emitted_and_an_action_only_for_the_first_in_a_ro
     assert told == [1, 2, 1]
 
 
-def test_a_prune_order_repeats_what_a_crash_left_unpruned() -> None:
+def test_a_prune_order_includes_checkpoints_left_by_a_crash() -> None:
     job = Job(nodes=1).start()
     for step, name in ((1, "one"), (2, "two"), (3, "three")):
         saves(job, step, name)

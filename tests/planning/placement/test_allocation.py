@@ -60,7 +60,7 @@ def test_weighted_loads_keep_order_and_ties():
     assert replicas[3] == 1
 
 
-def test_all_zero_means_uniform_and_is_said():
+def test_a_layer_without_load_gets_equal_replicas_and_is_reported():
     allocation = plan([[0, 0, 0], [1, 2, 3]], [3] * 4, 2)
     assert allocation.replicas[0].tolist() == [4, 4, 4]
     assert allocation.uniform_layers == (0,)
@@ -70,7 +70,7 @@ def test_all_zero_means_uniform_and_is_said():
     ("slots", "asked", "fits"),
     [([2, 2, 2], 2, 2), ([2, 2, 2], 3, 2), ([6] * 4, 9, 4), ([1, 8], 2, 1), ([8, 3], 2, 2), ([5], 3, 1)],
 )
-def test_threshold_is_lowered_where_nodes_or_slots_forbid_it(slots, asked, fits):
+def test_the_threshold_is_lowered_if_nodes_or_slots_are_too_few(slots, asked, fits):
     assert plan([[1, 1, 1]], slots, asked).fault_threshold == Guarantee(asked=asked, given=fits)
 
 
@@ -92,7 +92,7 @@ def test_too_many_experts_is_a_value_with_its_remedy():
         ([["a"]], "not a table of numbers"),
     ],
 )
-def test_bad_loads_are_named(loads, words):
+def test_invalid_loads_are_refused_by_name(loads, words):
     with pytest.raises(BadInputError) as error:
         allocate(loads, np.array([4, 4]), fault_threshold=1)
     assert words in str(error.value)

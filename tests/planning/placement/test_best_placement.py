@@ -62,7 +62,7 @@ def test_on_many_nodes_never_below_mro_or_spread_whatever_is_lost(nodes, experts
         assert (best.most <= fatal_share(strategy_named(name).place(problem) > 0).least * (1 + 1e-9)).all()
 
 
-def test_replanning_many_nodes_after_a_loss_moves_what_is_missing():
+def test_replanning_after_a_loss_of_nodes_moves_only_the_missing_experts():
     loads = (np.random.default_rng(1).pareto(1.2, (2, 256)) * 1000).astype(int) + 1
     slots, best = np.full(600, 32), strategy_named("best")
     before = make_plan(loads, slots, fault_threshold=2, strategy=best)
@@ -187,7 +187,7 @@ def test_replicas_spread_over_even_racks_before_nodes(racks, per_rack, experts, 
     assert (hosting.sum(axis=-1) >= min(plan.fault_threshold.given, racks)).all()
 
 
-def test_failure_weights_choose_what_matters():
+def test_the_placement_maximizes_survival_at_the_weighted_number_of_lost_nodes():
     problem = {"replicas": np.array([[2, 2, 4, 7]]), "slots": np.full(5, 3), "fault_threshold": 1}
     for lost in (2, 3):
         weights = as_weights({lost: 1.0}, 5)

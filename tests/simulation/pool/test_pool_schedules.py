@@ -242,7 +242,7 @@ RARE = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_found(name: str) -> None:
+def test_a_wrong_pool_is_detected(name: str) -> None:
     tally = PoolTally()
     for first in (RARE.get(name, 0), *range(0, MOST, 10)):
         tally.add(run_pools(range(first, first + 10), WRONG[name]))

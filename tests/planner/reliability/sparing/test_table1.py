@@ -87,7 +87,7 @@ def test_takeaway_spare_trays_cost_a_ninth_whatever_the_block(table: Evaluation)
         assert row(table, label).hardware_gain == 1.034
 
 
-def test_takeaway_stranding_eats_what_smaller_blocks_save(table: Evaluation) -> None:
+def test_takeaway_stranding_cancels_the_savings_of_smaller_blocks(table: Evaluation) -> None:
     case = catalina()
     large, small = (losses(case, row(table, label)) for label in ("72/72", "36/36"))
     assert float(large.spare_blocks - small.spare_blocks) == pytest.approx(0.039, abs=0.0005)

@@ -22,7 +22,7 @@ def test_groups_are_found_wherever_their_nodes_are():
     np.testing.assert_array_equal(found, PATTERN[:, order])
 
 
-def test_a_group_that_grows_keeps_its_nodes_and_a_joiner_takes_what_is_left():
+def test_a_growing_group_keeps_its_nodes_and_a_joining_node_gets_the_rest():
     held = held_by([5, 0, 2, 4, 1, 3])
     held[:, :, 0] = False
     found = columns_by_groups(PATTERN, REPLICAS, held)
@@ -37,7 +37,7 @@ def test_sets_that_overlap_have_no_groups():
     assert columns_by_groups(PATTERN, REPLICAS, ring[None]) is None
 
 
-def test_the_most_copies_decide_whatever_the_rows_are():
+def test_the_largest_number_of_kept_copies_decides_for_any_rows():
     rows = np.array([[4, 5, 2, 3, 0, 1]])
     held = PATTERN[rows[0]][:, [3, 1, 0, 2, 4, 5]][None]
     found = columns_by_copies(PATTERN, rows, held)

@@ -95,7 +95,7 @@ def test_the_guarantee_holds_and_every_slot_is_used(case: Case) -> None:
 
 
 @given(cases())
-def test_what_is_held_stays_but_for_what_the_guarantee_takes(case: Case) -> None:
+def test_only_replicas_that_make_room_for_the_guarantee_are_evicted(case: Case) -> None:
     placed = case.repaired()
     if placed is None:
         return
@@ -110,7 +110,7 @@ def test_what_is_held_stays_but_for_what_the_guarantee_takes(case: Case) -> None
 
 
 @pytest.mark.parametrize(("experts", "slots", "nodes"), [(6, 4, 4), (8, 6, 5), (16, 6, 10)])
-def test_the_loss_of_any_node_brings_no_more_copies_than_it_held(experts: int, slots: int, nodes: int) -> None:
+def test_the_loss_of_a_node_causes_at_most_as_many_copies_as_it_held(experts: int, slots: int, nodes: int) -> None:
     """Only copies of experts with too few hosts move, unless every slot is needed."""
     layers, f = 2, 2
     rng = np.random.default_rng(experts)
@@ -135,7 +135,7 @@ def test_the_loss_of_any_node_brings_no_more_copies_than_it_held(experts: int, s
         assert moved <= layers * slots
 
 
-def test_a_joiner_takes_what_the_loads_want_and_nobody_else_moves() -> None:
+def test_a_joining_node_gets_the_loaded_experts_and_no_other_replica_moves() -> None:
     loads = np.array([[80.0, 10.0, 10.0]])
     slots, node = np.array([3, 3, 3]), np.arange(3)
     counts = np.zeros((1, 3, 3), dtype=np.int64)
@@ -148,7 +148,7 @@ def test_a_joiner_takes_what_the_loads_want_and_nobody_else_moves() -> None:
     assert placed[0, :, 2].tolist() == [3, 0, 0]
 
 
-def test_a_way_through_others_is_found_where_no_slot_can_be_spared() -> None:
+def test_a_chain_of_moves_is_found_if_no_slot_is_spare() -> None:
     """Expert 2 is on one node. The other nodes hold only experts that need both hosts, so one of those experts moves
     on.
     """
