@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -17,6 +17,7 @@ import pytest
 import holdfast
 from holdfast.cli.command_table import COMMANDS
 from holdfast.protocol.events import EVENTS
+from module_index import HEADING, module_index
 from places import ROOT
 
 #: Otherwise each xdist process would parse all files again.
@@ -358,22 +359,12 @@ def test_the_architecture_map_names_only_existing_folders() -> None:
                 assert any((root / named).is_dir() for root in (SOURCE, ROOT)), f"{page}: {named}"
 
 
-def test_the_architecture_map_lists_every_folder_with_its_modules() -> None:
+def test_the_architecture_map_lists_every_folder_and_module() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
-    rows = {
-        name: set(modules.split(", "))
-        for name, modules in re.findall(r"^\| `([\w/]+)` \|.*\| (.*) \|$", page, re.MULTILINE)
-    }
-    modules = defaultdict(set)
-    for path in files():
-        if path.stem not in ("__init__", "__main__"):
-            modules[path.parent].add(path.stem)
-    _, beside, rest = page.partition("directly in `src/holdfast`, and all packages may import them")
-    table = rest[: rest.index("Where each kind of thing lies")]
-    assert beside
-    assert set(re.findall(r"^\| (\w+) \|", table, re.MULTILINE)) - {"module"} == modules.pop(SOURCE)
-    for folder, names in modules.items():
-        assert rows[str(folder.relative_to(SOURCE))] == names
+    packages, _, index = page.partition(HEADING)
+    folders = {path.parent.relative_to(SOURCE).as_posix() for path in files() if not path.stem.startswith("__")}
+    assert folders - {"."} <= set(re.findall(r"^\| `([\w/]+)` \| .+ \|$", packages, re.MULTILINE))
+    assert index == module_index(), "run: python tests/module_index.py"
 
 
 def test_the_architecture_map_has_the_table_of_allowed_imports() -> None:
