@@ -368,7 +368,7 @@ class PlainProgress:
         if isinstance(event, StepCommitted):
             self._resumed_at, self._has_trained = 0, True
             if self._every_s is not None:
-                self._count(event, self._every_s)
+                self._print_progress(event, self._every_s)
             return
         if isinstance(event, DETAILS) and not self._verbose:
             return
@@ -385,10 +385,11 @@ class PlainProgress:
             return
         self._print_line(describe_with_time(event))
 
-    def _count(self, event: StepCommitted, every_s: float) -> None:
-        """Print a line of progress, unless the last one was less than `every_s` before this step by the job's clock.
+    def _print_progress(self, event: StepCommitted, every_s: float) -> None:
+        """Print a line of progress at this step, unless the last one was less than `every_s` before by the job's clock.
 
-        It has the step, loss, rate, nodes and time left. A new line starts a new rate.
+        It has the step, loss, nodes, time left, and the rate of the steps since the last line, to which the caller has
+        added this one.
         """
         if self._next_step_at - every_s <= event.time < self._next_step_at:
             return  # An earlier time than that of the last line comes from a clock that was set back.

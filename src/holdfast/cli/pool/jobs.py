@@ -76,7 +76,7 @@ def submit(
         if as_json:
             print_json({"job": job.name, "submission": number, "state": told["state"], "why": told["why"]})
         else:
-            print_line(_line(told))
+            print_line(_describe_job(told))
         if follow:
             raise typer.Exit(_follow(client, job.name, number, as_json=as_json))
 
@@ -92,7 +92,7 @@ def _follow(client: PoolClient, name: str, number: int, *, as_json: bool) -> int
         job = retry_query(lambda: client.job(name))
         if job["submission"] != number:
             raise JobFailedError(f"job {name} is another one by now: how this one ended, the pool's events say")
-        line = _line(job)
+        line = _describe_job(job)
         if line != before and before and not as_json:
             print_line(line)
         before = line
@@ -114,13 +114,15 @@ def jobs(as_json: AsJson = False, *, server: Server) -> None:
     for one in alone:
         print_line(f"{one.job}  runs without a pool at {one.url}")
     for job in pooled:
-        print_line(on_one_line(_line(job)))
+        print_line(on_one_line(_describe_job(job)))
     if not alone and not pooled:
         print_line("there are no jobs")
 
 
-def _line(job: Mapping[str, Any]) -> str:
-    """Return the state of a job in words: its nodes and standbys if it runs, else the state and the reason."""
+def _describe_job(job: Mapping[str, Any]) -> str:
+    """Return a job's line for the user: its name, then the number and names of its nodes and standbys if it runs, else
+    its state and the reason.
+    """
     state, nodes, why = job["state"], job["nodes"], job["why"]
     if state == "admitted":
         of = f" of {job['share']}" if len(nodes) != job["share"] else ""
@@ -200,4 +202,4 @@ def _await_settled(client: PoolClient, name: str, passing: str, *, no_wait: bool
     if as_json:
         print_json(job)
     else:
-        print_line(on_one_line(_line(job)))
+        print_line(on_one_line(_describe_job(job)))

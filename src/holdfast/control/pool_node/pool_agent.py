@@ -265,7 +265,11 @@ async def run_until_signal(settings: PoolNodeSettings, say: Callable[[str], None
 
 
 def run_pool_agent(settings: PoolNodeSettings, say: Callable[[str], None]) -> int:
-    """Run a pool's node in this process, and return its exit code.
+    """Run a pool's node in this process until SIGINT, SIGTERM or SIGHUP, or until the pool refuses it; return its exit
+    code.
+
+    After a signal the processes of its grant get their grace. This process adopts orphaned descendants, and ends with
+    the process `settings.parent`, if that is set.
 
     Args:
         settings: of the node.

@@ -66,7 +66,8 @@ def judge_standstill(still: Standstill) -> Finding:
     """Return the causes of a standstill: hung workers, silent nodes, or the network if all workers wait.
 
     Silent nodes, the network, and workers that stay outside the group are named only if the standstill is overdue. The
-    finding is empty if no node waits, or if fewer nodes wait than are suspected.
+    finding is empty if no node waits. If hung and silent nodes together are more than the waiting ones, no hung worker
+    is named; if the silent nodes alone are, no silent node either.
     """
     stands = [still.stands[worker] for worker in still.members if worker in still.stands]
     lasts_s = min((_waiting_time_s(stand) for stand in stands if is_waiting(stand)), default=0.0)

@@ -45,7 +45,8 @@ class StragglerPolicy:
         self._generation = 0
 
     def on_own_times(self, node: str, times: OwnTimes) -> None:
-        """Handle a node's report of the micro-batches computed since its last report: test it, and react to slow nodes.
+        """Handle a node's report of the micro-batches computed since its last report: test it, react to slow nodes, and
+        restore the shares of nodes that are fast again.
 
         Ignored if the policy is off, and for nodes outside the plan.
         """

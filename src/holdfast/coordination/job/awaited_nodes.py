@@ -16,8 +16,9 @@ _NAMED = 8
 def list_awaited(context: JobContext, now: float) -> Iterator[Awaited]:
     """Yield the nodes and workers that the job waits for, with their missing actions; `now` in Unix seconds.
 
-    First the disconnected nodes. Unless the job is over, then the members that have not reported, or else late
-    members; then the members of a pending plan that have not built its group.
+    First the disconnected nodes that may come back; nothing else once the job is over. While a generation is
+    interrupted, then the members that have not reported; otherwise the late members of the generation. In both cases,
+    then the members of a pending plan that have not built its group.
     """
     transaction = context.transaction
     plan, pending, stop = transaction.record.plan, transaction.record.pending, context.interruption.stop

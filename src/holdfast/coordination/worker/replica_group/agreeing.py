@@ -62,7 +62,11 @@ class GroupAgreement(ABC):
             raise self._transition_error(f"{'accept_proposal' if agreed else 'withdraw_proposal'} ({error})") from error
 
     def _propose(self, proposal: Proposal) -> None:
-        """Open a proposal to the replica group. Raises `InvalidTransitionError` if another one is open."""
+        """Record the open proposal to the replica group; the shell reads it in `proposal` and gives it to the group.
+
+        Raises:
+            InvalidTransitionError: another proposal is open.
+        """
         try:
             self._share.propose(proposal)
         except ValueError as error:
