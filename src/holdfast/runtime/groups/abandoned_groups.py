@@ -61,13 +61,13 @@ class GroupReaper:
             return len(self._entries)
 
     def add(self, group: AbandonedGroup, *, linger_s: float = 0.0) -> None:
-        """Take ownership of a group; returns at once.
+        """Take ownership of a group, and start the reaper's thread with the first one. Returns at once.
 
-        The caller must drop its references. After `close`, the group is never freed.
+        The caller must drop its references. After `close`, the group is kept until the process ends, and never freed.
 
         Args:
-            group: destroyed once it has ended.
-            linger_s: wait at least this many seconds before, unless `close` is called.
+            group: destroyed by the thread once all its operations have ended.
+            linger_s: seconds to wait at least before it is destroyed; `close` ends this wait.
         """
         with self._changed:
             self.added += 1
@@ -109,8 +109,8 @@ class GroupReaper:
         return empty
 
     def _run(self) -> None:
-        """Destroy groups that are due, one after the other, until `close`. Between checks it waits, longer and
-        longer.
+        """Run the reaper's thread: destroy groups that are due, one after the other, until `close`. While none is due,
+        wait longer and longer between checks; without groups, wait for `add`.
         """
         look = FIRST_POLL_S
         while True:

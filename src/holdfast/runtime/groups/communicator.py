@@ -206,7 +206,8 @@ class Communicator:
         return Pending("all_gather", None)
 
     def start_gather_from_owners(self, output: torch.Tensor, input: torch.Tensor, owners: int) -> Pending:
-        """Start to gather the parts of the first `owners` ranks on all ranks.
+        """Start to gather the parts of the first `owners` ranks into `output` on all ranks, in rank order. All ranks
+        must call it.
 
         Args:
             output: `(owners * n,)`.
@@ -219,7 +220,9 @@ class Communicator:
         return self.start_all_to_all(output, input.repeat(self.size), received, [input.numel()] * self.size)
 
     def start_broadcast(self, tensor: torch.Tensor, root: int) -> Pending:
-        """Start to send one rank's contiguous tensor to all others, in place."""
+        """Start to send the contiguous `tensor` of rank `root` to all other ranks, which receive it into their
+        `tensor`, of the same shape and type. All ranks must call it. Do not touch `tensor` until `wait` returns.
+        """
         sending = self.rank == root
         output = tensor.new_empty(0) if sending else tensor.view(-1)
         input = tensor.view(-1).repeat(self.size - 1) if sending else tensor.new_empty(0)
@@ -267,7 +270,7 @@ class Communicator:
             )
 
     def _poll_until_done(self, pending: Pending) -> None:
-        """Return when an operation is done; report the wait meanwhile.
+        """Return when an operation has ended, successfully or not. Meanwhile report the wait to `progress`.
 
         Raises:
             HaltedError: the generation was halted first.

@@ -22,14 +22,16 @@ _FRAME = struct.Struct("<QQ")
 
 
 def gather_bytes(comm: Communicator, mine: bytes, what: str) -> list[bytes]:
-    """Return the bytes that each rank gave, in rank order, equal on every rank. All ranks must call it.
+    """Return the bytes that each rank gave, in rank order, equal on every rank. All ranks must call it. Waits.
 
     Args:
+        mine: this rank's bytes; may be empty.
         what: the operation's name, for messages.
 
     Raises:
-        HaltedError, PeerLostError: abandoned or failed.
-        ValueError: more than MAX_GATHERED_BYTES, or not exactly one frame of each rank.
+        HaltedError: the generation was halted meanwhile.
+        PeerLostError: an operation failed.
+        ValueError: the bytes of all ranks exceed MAX_GATHERED_BYTES, or not exactly one frame of each rank arrived.
     """
     frames_so_far = _FRAME.pack(comm.rank, len(mine)) + mine
     for group in comm.groups:

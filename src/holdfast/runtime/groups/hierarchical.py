@@ -112,7 +112,7 @@ def build_hierarchical(
     any_to_any: bool,
     halt: threading.Event | HaltCheck | None,
 ) -> HierarchicalCommunicator:
-    """Build all groups of a rank, one for each level and perhaps one of all ranks, at once, each in its own thread.
+    """Build all groups of a rank concurrently: one for each of its levels, and one of all ranks if `any_to_any`.
     Blocks.
 
     If one group fails, its error is raised at once, and all other groups are retired, as soon as they are built.
@@ -121,7 +121,9 @@ def build_hierarchical(
         build: builds one group from its name and its ranks; blocks.
         board: the generation's rendezvous, over which they are built; it is told how many groups there are.
         levels: the ranks of this rank's group on each level.
-        any_to_any: whether a group of all ranks is needed too.
+        rank, size: this worker's rank, and the number of all ranks.
+        any_to_any: whether operations between any two ranks are needed. If False, only the result's `groups` are
+            usable; its own operations raise RuntimeError.
     """
     builds: list[tuple[str, Sequence[int]]] = [
         (f"{level}-{group[0]}/", group) for level, group in enumerate(levels.groups)

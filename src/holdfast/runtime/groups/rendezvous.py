@@ -55,8 +55,9 @@ class Board:
         self._posted_bytes = 0
 
     def expect_keys(self, keys: int) -> None:
-        """Announce that this worker will post this many more keys, which are then sent together. With 0 keys, tell the
-        others at once that none will come.
+        """Announce that this worker will `post` this many keys, in addition to those still expected; all are sent
+        together when the last one is posted. With 0 keys, send an empty message at once, so that the others do not wait
+        for a key.
         """
         with self._changed:
             self._to_come = max(self._to_come, 0) + keys
@@ -86,10 +87,11 @@ class Board:
         self._post(keys)
 
     def put(self, keys: Mapping[str, bytes]) -> None:
-        """Add keys that members posted, and wake waiting threads. A repeated key replaces the earlier value.
+        """Store keys of any members on this board, without sending them, and wake waiting threads. A repeated key
+        replaces the earlier value.
 
         Raises:
-            ValueError: a key, a value or the number of keys is over its limit.
+            ValueError: a key, a value or the number of keys is over its limit. No key is stored then.
         """
         for key, value in keys.items():
             if len(value) > MAX_VALUE_BYTES or len(key) > MAX_KEY_CHARS:

@@ -71,7 +71,8 @@ def find_group_sockets(before: Mapping[int, int], addresses: Iterable[bytes], *,
 
 @contextlib.contextmanager
 def open_duplicate(handle: SocketHandle) -> Generator[socket.socket | None]:
-    """Yield a duplicate of a handle's socket; None if the descriptor refers to something else by now.
+    """Yield a duplicate of a handle's socket, which is closed at the end; the original stays open. Yield None if the
+    descriptor is closed or refers to something else by now.
 
     The duplicate is made before the comparison, so that the descriptor cannot be reused in between.
     """

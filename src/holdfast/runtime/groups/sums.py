@@ -38,11 +38,12 @@ def start_sums(comm: Communicator, values: Sequence[float], what: str) -> Pendin
 
 
 def finish_sums(sums: PendingSums) -> list[float]:
-    """Wait for the sums, level by level, and return the sum over all ranks of each value, equal on every rank in every
-    bit.
+    """Wait for the sums, level by level, and return the sum over all ranks of each value, in the order of the values
+    and equal on every rank in every bit. All ranks must call it.
 
     Raises:
-        HaltedError, PeerLostError: abandoned or failed.
+        HaltedError: the generation was halted meanwhile.
+        PeerLostError: an operation failed.
     """
     groups, owners, what = sums.comm.groups, sums.comm.owners, sums.pending.what
     groups[0].wait(sums.pending)
@@ -58,8 +59,11 @@ def finish_sums(sums: PendingSums) -> list[float]:
 
 
 def _start_gather(group: Communicator, values: Sequence[float], what: str) -> tuple[Pending, torch.Tensor]:
-    """Start to gather the values of a group's members. Return the operation, and its output `(members, values)`,
-    float64.
+    """Start to gather the values of all members of a group, equally many of each. Return the operation, and its output
+    `(members, values)`, float64.
+
+    Args:
+        what: the operation's name, for messages.
     """
     # float64 holds counts up to 2**53 exactly.
     mine = torch.tensor(values, dtype=torch.float64, device=group.device)

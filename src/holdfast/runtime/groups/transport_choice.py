@@ -41,17 +41,21 @@ def build_communicator(
     fan_out: int = FAN_OUT,
 ) -> Communicator:
     """Build the group of a generation, or of some of its members: on NCCL for CUDA tensors, else on gloo; flat, or by
-    levels if there are many members. Without NCCL, CUDA tensors go through host memory. A single member needs no
-    connection. Blocks.
+    levels if there are more than `flat_up_to` members. Without NCCL, CUDA tensors go through host memory. A single
+    member needs no connection. Blocks.
 
     NCCL finds its own paths within and between nodes, so there all members form one group.
 
     Args:
+        device: the device of the tensors.
         rank: this worker's rank in the generation, also if only some `members` form the group.
         nodes: the node of each member.
-        members, name: see `build_gloo`.
-        any_to_any: whether any rank sends tokens or experts to any other.
-        backend: the library that exchanges CUDA tensors; "gloo" stages them through host memory.
+        members, name, host, timeout_s, build_timeout_s, halt: see `build_gloo`.
+        reaper: destroys the group after it is retired.
+        any_to_any: whether any rank sends tokens or experts to any other. If False, a group by levels only allows
+            operations in its `groups`; its own ones raise RuntimeError.
+        backend: the library that exchanges CUDA tensors: `AUTO` is NCCL if torch has it, else gloo; "gloo" stages them
+            through host memory.
         flat_up_to, fan_out: see planning.levels.
 
     Raises:
@@ -101,12 +105,13 @@ def uses_nccl(device: torch.device, backend: Backend) -> bool:
 
 
 def choose_device(local_rank: int, backend: Backend) -> torch.device:
-    """Return the device of a worker, its GPU or the CPU if there is no GPU, and make a GPU torch's current device.
+    """Return a worker's device: GPU `local_rank` of its node, or the CPU if there is no GPU. Make a GPU torch's current
+    device.
 
-    With "gloo", the workers of a node may outnumber its GPUs and share them.
+    If NCCL is not used, the workers of a node may outnumber its GPUs and share them, in turn.
 
     Raises:
-        BadInputError: NCCL would need another GPU for this worker.
+        BadInputError: NCCL is used, and the node has no GPU of this number.
     """
     if not torch.cuda.is_available():
         return torch.device("cpu")

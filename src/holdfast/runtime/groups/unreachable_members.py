@@ -51,8 +51,10 @@ def find_unreachable(
 def _find_failing(
     members: Sequence[Member], connects: Callable[[str, int], bool], now: Callable[[], float]
 ) -> frozenset[str]:
-    """Return the names of the members to which no connection is possible, tried concurrently; members that are not
-    tried within `LONGEST_S` are left out.
+    """Return the worker names of the members to whose state port `connects` fails. Try at most `AT_ONCE` members at a
+    time.
+
+    Members whose turn only comes after `LONGEST_S` seconds are not tried, and not returned.
     """
     if not members:
         return frozenset()

@@ -54,7 +54,9 @@ class _GlooOperation:
         self._works = works
 
     def sleep(self, seconds: float) -> None:
-        """Wait for the first work that has not ended, at most this many seconds. A failure is not raised."""
+        """Wait until the first work that has not ended does so, at most this many seconds; return at once if all have
+        ended. Other works may still be in progress then. A failure is not raised.
+        """
         for work in self._works:
             if not work.is_completed():
                 # It raises on a timeout, and if the work failed. `finish` reports which.
@@ -109,8 +111,11 @@ class GlooCommunicator(GroupCommunicator):
         self._require_group()._set_default_timeout(self._timeout)
 
     def start_all_gather(self, output: torch.Tensor, input: torch.Tensor) -> Pending:
-        """Start to gather, see `Communicator`: small inputs by an all-to-all, large ones by a broadcast from each
-        rank.
+        """Start to gather every rank's `input` into `output`, in rank order, see `Communicator`. Inputs below
+        `BROADCAST_BYTES` use an all-to-all, larger ones a broadcast from each rank.
+
+        Raises:
+            HaltedError: this communicator is retired.
         """
         if input.nbytes < BROADCAST_BYTES:
             # gloo's all-gather uses a ring: as many sequential waits as there are ranks.
@@ -118,16 +123,23 @@ class GlooCommunicator(GroupCommunicator):
         return self._gather_in_place(output, input, self.size)
 
     def start_gather_from_owners(self, output: torch.Tensor, input: torch.Tensor, owners: int) -> Pending:
-        """Start to gather, see `Communicator`: small parts by an all-to-all, large ones by a broadcast from each
-        owner.
+        """Start to gather the parts of the first `owners` ranks into `output` on all ranks, see `Communicator`. Parts
+        below `BROADCAST_BYTES` use an all-to-all, larger ones a broadcast from each owner.
+
+        Raises:
+            HaltedError: this communicator is retired.
         """
         if output.nbytes < owners * BROADCAST_BYTES:
             return super().start_gather_from_owners(output, input, owners)
         return self._gather_in_place(output, input, owners)
 
     def _gather_in_place(self, output: torch.Tensor, input: torch.Tensor, owners: int) -> Pending:
-        """Start to broadcast each owner's part of `output`, as one operation: gloo's all-gather would copy the whole
-        output. An owner's `input` is first copied into its part.
+        """Start one broadcast from each of the first `owners` ranks, and return them as one operation: gloo's
+        all-gather would copy the whole output.
+
+        Args:
+            output: `(owners * n,)`; part r receives the data of owner r.
+            input: an owner's data, first copied to its part of `output` if it is elsewhere; ignored on other ranks.
         """
         parts = output.view(owners, -1)
         if self.rank < owners and parts[self.rank].data_ptr() != input.data_ptr():
@@ -139,7 +151,12 @@ class GlooCommunicator(GroupCommunicator):
         return self._wait_in_thread("send", self._require_group().send([tensor], to, tag), tensor)
 
     def start_receive(self, tensor: torch.Tensor, source: int | None, tag: int = 0) -> Pending:
-        """Start to receive, see `Communicator`; a thread waits for the end, because gloo cannot be polled for it."""
+        """Start to receive a tensor with this tag into `tensor`, from rank `source`, or from any rank if it is None. A
+        thread waits for the end, because gloo cannot be polled for it.
+
+        Raises:
+            HaltedError: this communicator is retired.
+        """
         group = self._require_group()
         work = group.recv_anysource([tensor], tag) if source is None else group.recv([tensor], source, tag)
         return self._wait_in_thread("receive", work, tensor)
@@ -152,8 +169,10 @@ class GlooCommunicator(GroupCommunicator):
         self._sockets.sever()
 
     def retire(self, *, sever: bool = True) -> None:
-        """Give the group up, once: sever it if asked, and pass it with its operations in progress to the reaper.
-        Without severing, the reaper waits at least `LINGER_S`.
+        """Give the group up: break its connections if `sever`, and pass it with its operations in progress to the
+        reaper. These operations count as failed from now on. A second call does nothing.
+
+        Without severing, the reaper keeps the group for at least `LINGER_S` seconds.
         """
         group = self._detach_group()
         if group is None:
@@ -239,12 +258,17 @@ def build_gloo(
 
 
 def _make_group(store: BoardStore, rank: int, size: int, host: str, timeout_s: float) -> Any:
-    """Return a raw group, or the failure's message as a str: an exception would keep its sockets open. Blocks until all
-    members are connected.
+    """Return a raw group, or the failure's message as a str, also after a timeout: an exception would keep the group's
+    sockets open. Blocks until all members are connected.
 
     Args:
+        store: the group's rendezvous.
+        rank, size: this worker's rank in the group, and the number of its members.
         host: the address to bind to.
         timeout_s: seconds to wait for the connections.
+
+    Raises:
+        HaltedError: the generation was halted during the rendezvous.
     """
     options = ProcessGroupGloo._Options()
     options._devices = [ProcessGroupGloo.create_device(hostname=host)]

@@ -80,8 +80,8 @@ class LinkRate:
 
 
 def _traffic(groups: Iterable[GroupSockets]) -> Iterator[tuple[int, SentBytes, socket.socket]]:
-    """Yield each connection's inode, its traffic and the connection, which is valid until the next iteration. Closed
-    ones are left out, and all of them if the kernel does not count these bytes.
+    """Yield each connection's inode, the traffic it has sent since it was opened, and the connection, which is valid
+    until the next iteration. Closed connections are left out, and all of them if the kernel does not count these bytes.
     """
     for sockets in groups:
         for handle in sockets.handles:

@@ -91,10 +91,11 @@ class NcclCommunicator(GroupCommunicator):
         return saved / ACROSS_BYTES_PER_S > (self.size - 1) * HOP_S
 
     def start_reduce_scatter(self, output: torch.Tensor, input: torch.Tensor) -> Pending:
-        """Start NCCL's own reduce-scatter, see `Communicator`; it has this communicator's timeout.
+        """Start NCCL's reduce-scatter: sum part r of `input` over all ranks into the `output` of rank r. The timeout is
+        this communicator's.
 
         Raises:
-            HaltedError: the communicator is retired.
+            HaltedError: this communicator is retired.
         """
         options = dist.ReduceScatterOptions()
         options.timeout = self._timeout
@@ -102,13 +103,17 @@ class NcclCommunicator(GroupCommunicator):
         return self._make_pending("reduce_scatter", [work], output, input)
 
     def sever(self) -> None:
-        """Abort the group, which ends its operations on the device; nothing if it is retired."""
+        """Abort the group, which ends its operations on the device. Does nothing if it is retired. `retire` is needed
+        afterwards, too.
+        """
         group = self._group
         if group is not None:
             group.abort()
 
     def retire(self, *, sever: bool = True) -> None:
-        """Pass the group to the reaper, once, which aborts it in any case; `sever` makes no difference."""
+        """Give the group up: pass it to the reaper, which aborts it in any case, so `sever` makes no difference. A
+        second call does nothing.
+        """
         group = self._detach_group()
         if group is not None:
             self._reaper.add(_AbandonedNcclGroup(group))

@@ -96,7 +96,8 @@ class StagedCommunicator(Communicator):
         return _StagedPending(self._inner.start_receive(host, source, tag), tensor, host)
 
     def wait(self, pending: Pending) -> None:
-        """Wait for the exchange in host memory, then start to copy the result to the device.
+        """Wait for the exchange in host memory, then start to copy the result into the operation's device tensor, on
+        the current stream. Does not wait for this copy.
 
         Raises:
             TypeError: this communicator did not start the operation.

@@ -80,7 +80,12 @@ class GroupCommunicator(Communicator, ABC):
         return self._make_pending("broadcast", [self._broadcast(tensor, root)], tensor)
 
     def _broadcast(self, tensor: torch.Tensor, root: int) -> dist.Work:
-        """Start to broadcast a tensor from rank `root`, with this communicator's timeout."""
+        """Start to broadcast `tensor` from rank `root` into the `tensor` of the other ranks, with this communicator's
+        timeout. Return torch's work.
+
+        Raises:
+            HaltedError: this communicator is retired.
+        """
         options = dist.BroadcastOptions()
         options.timeout = self._timeout
         options.rootRank = root

@@ -32,7 +32,9 @@ class WaitedOperation:
             raise RuntimeError(self._failure)
 
     def wait(self) -> None:
-        """Wait for its end, and keep the message of a failure for `finish`. Called in a thread of `WaitThreads`."""
+        """Block until the operation has ended, and mark it as done. A failure is not raised; its message is kept for
+        `finish`. Called once, in a thread of `WaitThreads`.
+        """
         work, self._work = self._work, None
         try:
             if work is not None:
@@ -76,7 +78,9 @@ class WaitThreads:
             self._threads = 0
 
     def _run(self) -> None:
-        """Wait for one operation after the other, until `close`."""
+        """Run one thread: take operations from the queue and wait for the end of each, until `close`. Failures stay in
+        the operation.
+        """
         while (operation := self._operations.get()) is not None:
             operation.wait()
             del operation
