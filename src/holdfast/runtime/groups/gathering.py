@@ -47,13 +47,15 @@ def gather_bytes(comm: Communicator, mine: bytes, what: str) -> list[bytes]:
 
 
 def _gather_level(group: Communicator, mine: bytes, what: str) -> bytes:
-    """Gather the frames that each member of a group has, sizes first, and return them all, in the members' order.
-    Waits.
+    """Gather the frames of all members of a group by two all-gathers, first their sizes. Return all frames, joined in
+    the members' order. All members must call it. Waits.
 
     Args:
         mine: this member's frames.
+        what: the operation's name, for messages.
 
     Raises:
+        HaltedError, PeerLostError: see `Communicator.wait`.
         ValueError: all frames together exceed `MAX_GATHERED_BYTES`.
     """
     sizes = torch.empty(group.size, dtype=torch.int64, device=group.device)

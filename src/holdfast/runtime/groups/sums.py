@@ -86,6 +86,10 @@ def _add_rows(gathered: torch.Tensor) -> list[float]:
 def _send_to_non_owners(group: Communicator, owners: int, total: list[float], what: str) -> list[float]:
     """Return `total` of the group's rank 0: it is sent to the ranks from `owners` on, and the others have it already.
     All ranks of the group call it; it waits for the end.
+
+    Args:
+        total: only its length is used on the ranks from `owners` on.
+        what: the operation's name, for messages.
     """
     values = len(total)
     receives = group.rank >= owners
