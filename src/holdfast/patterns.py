@@ -79,8 +79,8 @@ def _node_name(node: _Node) -> str:
 
 
 def _inner_patterns(node: _Node) -> list[list[_Node]]:
-    """Return the patterns inside a node: the body of a repeat, group or assertion, each alternative; [] for other
-    nodes.
+    """Return the patterns inside a node: the body of a repeat, group or assertion, each alternative of a branch or
+    condition; [] for other nodes.
     """
     name, value = _node_name(node), node[1]
     if name in (*_REPEATS, "POSSESSIVE_REPEAT"):

@@ -110,7 +110,7 @@ def _drain_and_await_return(client: PoolClient, name: str, report: Callable[[str
 
 
 def _await_without_job(client: PoolClient, names: Sequence[str], report: Callable[[str], None]) -> None:
-    """Wait until no job has any of these nodes. Report which job each node waits for, once.
+    """Wait until no job has any of these nodes. Report once each node that a job keeps and has not begun to leave.
 
     Raises:
         RefusedError: a node was undrained meanwhile.

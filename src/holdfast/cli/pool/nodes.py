@@ -40,7 +40,11 @@ def nodes(as_json: AsJson = False, *, server: Server) -> None:
 
 
 def state_of(node: Mapping[str, Any]) -> str:
-    """Return the state of a node of a pool in words: free, away, drained, or how its job uses it."""
+    """Return the state of a node of a pool in words.
+
+    Without a job: drained, else free or away. With one: how the job uses it, then whether it leaves, will be drained or
+    is away, joined by commas.
+    """
     if not node["job"]:
         state = "free" if node["here"] else "away"
         return "drained" if node["drained"] else state

@@ -102,7 +102,7 @@ class _Gpu:
         return events
 
     def collect_xids(self) -> int:
-        """Log and keep the Xid errors since the last call, at most `MAX_XIDS`; return their number."""
+        """Log and keep the Xid errors since the last call, at most `MAX_XIDS` in one call; return their number."""
         if self._events is None:
             return 0
         for found in range(MAX_XIDS):

@@ -94,9 +94,9 @@ def _merge_roles(found: Sequence[Mismatch]) -> Mismatch | None:
 def _compare_role(step: int, reports: Sequence[Report]) -> Mismatch | None:
     """Return how workers of one role differ at a step, or None if their fingerprints are equal.
 
-    The minority are the nodes of all workers outside the majority, which `_find_majority` finds; without a majority it
-    is empty. The cause is a transfer if a worker of the minority has received its state, else the script. Fingerprints
-    of different versions have no minority and no cause.
+    The minority are the nodes of all workers outside the majority, which `_find_majority` finds; it is empty without a
+    majority. The cause is a transfer if a worker outside the majority (any worker, if there is none) has received its
+    state, else the script. Fingerprints of different versions have no minority and no cause.
     """
     groups: dict[tuple[int, int, int], list[Report]] = {}
     for report in reports:

@@ -144,7 +144,11 @@ class JobContext:
         self.layouts.start_if_due(plan)
 
     def update_saved_state(self, plan: GenerationPlan) -> None:
-        """Update which checkpoints, snapshots and stashed states can be used, after newly committed steps."""
+        """Bring checkpoints, snapshots and stashed states up to date with the committed steps.
+
+        Orders seals, copies and due saves, and emits events. Also activates the new layout once all nodes have stashed
+        the state, or cancels its change after the time limit.
+        """
         self.checkpoints.note_left_out(self.progress.take_left_out())
         self.checkpoints.update(self.ledger.committed)
         self.snapshots.update(self.ledger.committed)

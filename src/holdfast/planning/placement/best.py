@@ -179,7 +179,8 @@ def _fatal_upper_bound(pattern: BoolArray) -> FloatArray:
 
 
 def _fatal_lower_bound(problem: PlacementProblem, losses: NodeLosses) -> FloatArray:
-    """Return a lower bound of the fatal share `(N + 1,)` of any placement: the share of the full groups alone.
+    """Return a lower bound of the fatal share `(N + 1,)` of any placement: the share of the full groups alone. 0 if no
+    group is full, or if nodes differ in slots.
 
     MRO is optimal for experts that fill whole groups, and more experts only reduce survival. A model survives no more
     than its worst layer.

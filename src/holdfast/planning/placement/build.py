@@ -32,10 +32,11 @@ _ENOUGH = 1.05
 
 
 def build_placement(problem: PlacementProblem, pattern: BoolArray) -> IntArray:
-    """Return a placement `(L, E, N)` in which every layer follows the `pattern` `(E, N)`, rows by rank.
+    """Return a placement `(L, E, N)` in which every layer has the host sets of the `pattern` `(E, N)`.
 
-    The nodes get even work. If the nodes hold experts already, columns are assigned to nodes and rows to experts so
-    that few experts move.
+    The rows of the pattern are in the order of `problem.by_rank`: experts with the fewest replicas first. The nodes get
+    even work. If the nodes hold experts already, columns are assigned to nodes and rows to experts so that few experts
+    move. With failure rates, columns are also assigned to nodes so that few likely losses are fatal.
     """
     held = problem.previous_hosts
     if problem.failure_rates is not None:

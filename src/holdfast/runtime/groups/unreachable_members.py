@@ -54,7 +54,8 @@ def _find_failing(
     """Return the worker names of the members to whose state port `connects` fails. Try at most `AT_ONCE` members at a
     time.
 
-    Members whose turn only comes after `LONGEST_S` seconds are not tried, and not returned.
+    No try begins after `LONGEST_S` seconds, and members without one are left out. Tries in progress are awaited, so
+    `connects` needs its own time limit.
     """
     if not members:
         return frozenset()

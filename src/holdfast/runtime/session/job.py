@@ -410,10 +410,10 @@ class Job:
             session.left_loop.save()
 
     def _call_after_apply(self, number: int, commit: Commit) -> None:
-        """Set the results of the loop's step, and call the script's `after_apply` with it.
+        """Set the results of the loop's step, and call the script's `after_apply`, which must be given, with it.
 
         Raises:
-            RuntimeError: the loop is at another step.
+            RuntimeError: the loop is at another step, or there is no `after_apply`.
         """
         step = self._step
         if self._after_apply is None or step is None or step.number != number:
