@@ -241,7 +241,9 @@ def _counted(found: Mapping[str, Any], given: OutputSpec) -> dict[str, float]:
 
 
 def _toml(document: Mapping[str, Any], counted: Mapping[str, float]) -> str:
-    """Return the measurements as TOML for the job's file: a section `[pace]`, and `[output]` with `counted`."""
+    """Return the measurements as TOML for the job's file: a section `[pace]`, and a section `[output]` with the entry
+    in `counted`, if there is one.
+    """
     step_s = ", ".join(f"{seconds!r}" for seconds in document["step_s"])
     text = (
         f"[pace]\nstep_s = [{step_s}]\nmicro_batches = {document['micro_batches']}\nsamples = {document['samples']}\n"

@@ -118,7 +118,7 @@ def _lock_store(store: str) -> Generator[None]:
     Other stores need none. A second pool would take over the jobs of the first, and never give them nodes.
 
     Raises:
-        BadInputError: another pool has it.
+        BadInputError: another pool has it, or the lock file cannot be opened.
     """
     kind, _, path = store.partition(":")
     if kind != "sqlite":

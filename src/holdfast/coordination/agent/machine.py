@@ -221,8 +221,8 @@ class AgentMachine:
         """Handle a message of the coordinator: an order for workers, storage or this node, the answer to Hello,
         committed steps, or a request for the shell to answer (`AnswerRequest`).
 
-        Ignored without a connection or after the end. EndNode is also ignored if the job is done on all local ranks:
-        the node then ends after its scripts. The shell itself handles injected faults (NodeFault).
+        Ignored without a connection or after the end. EndNode because the job is done is also ignored if all local
+        ranks were told so: the node then ends after its scripts. The shell itself handles injected faults (NodeFault).
         """
         if self.over is not None or not self._connected:
             return []

@@ -226,7 +226,8 @@ class HangProbe:
     def _send_probe(self) -> None:
         """Send a probe to the nodes of all planned workers, in place of an earlier one, and schedule the next.
 
-        The longer the standstill lasts, the rarer are the probes, but one is due when the step becomes overdue.
+        The longer the standstill lasts, the rarer are the probes, but one is due when a stopped process counts as hung,
+        and one when the step becomes overdue.
         """
         transaction, stopping = self._transaction, self._stopping
         nodes = transaction.members.nodes

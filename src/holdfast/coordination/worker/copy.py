@@ -71,7 +71,8 @@ class StateCopy:
     def set_step(self, step: int, passed: Iterable[PassedStep] = ()) -> None:
         """Record that the complete state of `step` is here; `passed` lists the unknown steps up to it.
 
-        They extend the history, of which the oldest are dropped above `MAX_PASSED`. Reduced gradients are forgotten.
+        They extend the history; the oldest are dropped while the sum of the weights (`step_weight`) is above
+        `MAX_PASSED`. Reduced gradients are forgotten.
         """
         for one in passed:
             self.history.append(one)

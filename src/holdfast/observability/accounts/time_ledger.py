@@ -63,7 +63,7 @@ class TimeLedger:
         """Start without events.
 
         Args:
-            told: called for each booked time with the `seq` of the commit that ends it, cause and seconds.
+            on_booked: called for each booked time with the `seq` of the commit that ends it, cause and seconds.
                 The `seq` is 0 for time after the newest commit.
         """
         self.usual = UsualSteps()
@@ -297,9 +297,10 @@ class TimeLedger:
                 books[cause] += seconds
 
     def _book_final(self, seq: int, cause: Cause, seconds: float) -> None:
-        """Book seconds that no longer change, and report them to `on_booked`.
+        """Book seconds that no longer change. Seconds of checkpoint stalls that are not booked yet become checkpoint
+        time instead of effective time.
 
-        Checkpoint stalls that are not paid yet are moved from effective time to checkpoint time.
+        `on_booked` gets all of the seconds under `cause`, as if none had been moved.
         """
         paid = 0.0
         if self._stalled and cause is Cause.EFFECTIVE:

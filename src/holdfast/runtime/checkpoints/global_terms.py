@@ -137,7 +137,9 @@ def _match_parameters(state: TrainingState, manifest: Manifest) -> Iterator[tupl
 
 
 def _sharded_optimizer_tensors(state: TrainingState, manifest: Manifest) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield the index of each optimizer tensor of a spread parameter, with its parameter."""
+    """Yield the index of each tensor in the optimizers' state of a spread parameter, with that parameter. Scalars, such
+    as step counters, are included.
+    """
     for parameter, number in _match_parameters(state, manifest):
         if is_dtensor(parameter):
             yield number, parameter

@@ -188,9 +188,10 @@ class StepApplier:
     def save_after_left_loop(self, unchanged: bool) -> None:
         """Save the state of a script that left its loop early and ended well, if it is not saved.
 
-        Settings that the loop had changed are restored first. A changed state is not saved, and the coordinator is
-        told. Rank 0 logs a warning if the state is not saved in the end. Does nothing if the state is incomplete, for
-        step 0, or if there is no checkpoint directory.
+        If the script left in the middle of a step, its changes for that step to optimizer groups, options and
+        requires_grad are undone first. A changed state is not saved, and the coordinator is told. Rank 0 logs a warning
+        if the state is not saved in the end. Does nothing if the state is incomplete, for step 0, or if there is no
+        checkpoint directory.
 
         Args:
             unchanged: whether the state is as it was when the script left the loop.

@@ -144,7 +144,7 @@ class JobExperts:
         self._window = plan.window
         wanted = self._decode_counts(plan.placement)
         if change.during_step:
-            self._start_migration(
+            self._prepare_migration(
                 comm, placement_from_counts(self._decode_counts(change.serving)), placement_from_counts(wanted)
             )
             return 0
@@ -152,8 +152,13 @@ class JobExperts:
         self._bind(comm, placement_from_counts(wanted))
         return received
 
-    def _start_migration(self, comm: Communicator, serving: Placement, wanted: Placement) -> None:
-        """Keep the present placement, and start a background migration; `on_step_passed` completes it."""
+    def _prepare_migration(self, comm: Communicator, serving: Placement, wanted: Placement) -> None:
+        """Keep the present placement for this step, and prepare a background migration to `wanted`. Bind the layers to
+        `comm` and `serving`.
+
+        Nothing is sent here: the session transfers the experts that `migration` lists, and `on_step_passed` switches to
+        `wanted`.
+        """
         self.migration = BackgroundMigration(self.shards, serving, wanted, comm.rank)
         mine = experts_of_rank(wanted, comm.rank)
         rows = tuple(

@@ -58,9 +58,12 @@ class StepState:
         self.choices.clear()
 
     def start_micro_batch(self, step: int, micro_batch: int, part: int = 0, parts: int = 1) -> None:
-        """Start a micro-batch that is computed or served: layer 0 comes next, and no exchange has happened.
+        """Start a micro-batch that this rank computes, or in which it only serves the other ranks: layer 0 comes next,
+        and no exchange has happened.
 
         Args:
+            micro_batch: this rank's own; ranks that exchange tokens compute different ones. If it only serves: the
+                number of the round.
             part, parts: the part of its samples on this local rank, 0-based, and the number of parts.
         """
         self.step = step
