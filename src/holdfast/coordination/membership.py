@@ -376,17 +376,14 @@ class Membership:
         node = self.nodes.get(node_of(worker))
         return node.connection if node else None
 
-    def workers(self, *, retained: bool = False) -> Iterator[WorkerInfo]:
+    def workers(self) -> Iterator[WorkerInfo]:
         """Yield the live workers that a generation may include, in the order in which their nodes connected.
 
-        They are in complete replica groups. Standbys are left out, and so are nodes with starting workers, because all
-        workers of a node join together.
-
-        Args:
-            retained: also yield the workers of retained nodes.
+        They are in complete replica groups. Standbys and retained nodes are left out. So are nodes with starting
+        workers, because all workers of a node join together.
         """
         for node in self.nodes.values():
-            if not (node.coming or node.standby or (node.owed and not retained)):
+            if not node.aside and not node.coming:
                 yield from node.in_units(self.unit_places)
 
     def all_workers(self) -> Iterator[WorkerInfo]:

@@ -88,6 +88,12 @@ class Transaction:
         return self._plans_named.by_node.get(node, [])
 
     @property
+    def usable_retained(self) -> list[str]:
+        """The live retained workers without a script error. They become members again if they are needed."""
+        retained = [worker for one in self.record.leaving for worker in one.owed]
+        return [worker for worker in retained if (info := self.members.worker(worker)) is not None and not info.raised]
+
+    @property
     def nodes_planned(self) -> KeysView[str]:
         """The nodes of the planned workers."""
         return self._plans_named.by_node.keys()

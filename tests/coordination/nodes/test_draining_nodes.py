@@ -81,7 +81,8 @@ def test_a_departed_node_is_taken_back_if_the_others_are_lost_first() -> None:
     assert not [event for event in job.events if isinstance(event, ev.RolledBack)]
 
 
-def test_a_retained_node_is_taken_back_if_the_others_are_too_few_for_all_experts() -> None:
+def static_drain() -> Job:
+    """Return a job whose experts need two nodes: n1 has left after step 1, and n2 has replaced it."""
     job = Job(spec=JobSpec(experiments=ExperimentSpec(static_experts=True, ep_size=2))).boot()
     for node in ("n0", "n1", "n2"):
         job.connect(hello(node))
@@ -91,10 +92,28 @@ def test_a_retained_node_is_taken_back_if_the_others_are_too_few_for_all_experts
     job.step(1, "n0", "n1")
     reported(job, "n0", "n1")
     assert job.emitted(ev.GenerationStarted)[-1].members == ("n0", "n2")
+    return job
+
+
+def test_a_retained_node_is_taken_back_if_the_others_are_too_few_for_all_experts() -> None:
+    job = static_drain()
     job.lose("n2")
     reported(job, "n0", "n1")
     assert job.emitted(ev.GenerationStarted)[-1].members == ("n0", "n1")
     assert not [event for event in job.events if isinstance(event, ev.JobWaiting)]
+
+
+def test_a_retained_node_with_a_script_error_is_not_taken_back() -> None:
+    """The job failed: its new process counted as usable, but no generation could include it."""
+    job = static_drain()
+    error = msg.ScriptError(place="train.py:1", step=2)
+    job.deliver(msg.Raised(worker=w("n1"), generation=1, exit_code=1, error=error, detail="ValueError: x"))
+    job.lose("n2")
+    reported(job, "n0", "n1")
+    job.deliver(attach(w("n1", "b")))
+    job.tick(0.2)
+    assert not [event for event in job.events if isinstance(event, ev.JobFailed)]
+    assert [event for event in job.events if isinstance(event, ev.JobWaiting)]
 
 
 def test_the_loss_of_a_departed_node_does_not_stop_the_others() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from machinery import w
 from pooled_job import reserved
 
-from holdfast.protocol.job_spec import ExperimentSpec
+from holdfast.coordination.inputs import MoveNodes
+from holdfast.protocol.job_spec import ExperimentSpec, RecoverySpec
 from holdfast.protocol.messages import any_side as msg
 
 
@@ -107,6 +109,37 @@ def test_a_standby_replaces_a_lost_node_although_a_recalled_node_cannot_leave_ye
     job.report("n1", 2)
     assert set(job.members) == {w("n1"), w("s0")}
     assert job.held.numbers == {2, 3}
+
+
+@pytest.mark.parametrize("policy", ["standby", "auto", "wait"])
+def test_a_recalled_node_and_its_joined_replacement_count_as_one_node(
+    policy: str,
+) -> None:
+    """The pair of the recalled node and its replacement counted twice."""
+    job = reserved(recovery=RecoverySpec(on_node_failure=policy)).train()
+    job.feed(MoveNodes(("n1",)))
+    assert job.join("s0", step=2) == ("n0", "n1", "s0")
+    grants = {"n0": 1, "n1": 2, "s0": 3, "s1": 4}
+    job.shares(standbys=(3, 4), **grants)
+    job.comes("s1", 4, standby=True)
+    job.deliver(msg.Warmed(worker=w("s1"), seconds=0.5))
+    job.shares(standbys=(3, 4), leaving=(2,), **grants)
+    assert job.held.places == 1
+    job.lose("n0")
+    for node in ("n1", "s0"):
+        job.report(node, 2)
+    assert job.machine.context.interruption.stop is None
+    assert w("s1") not in job.members
+
+
+def test_a_job_that_waits_for_lost_nodes_continues_with_a_recalled_one_until_that_leaves() -> None:
+    job = reserved(recovery=RecoverySpec(on_node_failure="wait")).train()
+    job.lose("s0")
+    job.shares(standbys=(), leaving=(2,), n0=1, n1=2)
+    job.lose("n0")
+    job.report("n1", 1)
+    assert job.machine.context.interruption.stop is None
+    assert job.members == (w("n1"),)
 
 
 def test_a_recalled_standby_leaves_at_once() -> None:

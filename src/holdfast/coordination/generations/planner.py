@@ -372,9 +372,11 @@ def lacks_slots(
     With static experts: whether they are too few for one replica of all experts. False without workers.
 
     Args:
-        retained: without `workers`, count the retained nodes, too, which become members again if they are needed.
+        retained: without `workers`, count the usable retained workers, too.
     """
-    workers = workers or [info.id for info in transaction.members.workers(retained=retained)]
+    if not workers:
+        workers = [info.id for info in transaction.members.workers()]
+        workers += transaction.usable_retained if retained else []
     if config.spec.experiments.static_experts:
         size = choose_ep_size(transaction.record.expert_shape, config.spec.experiments.ep_size)
         return bool(workers) and not isinstance(size, Shortage) and not count_usable(len(workers), size)

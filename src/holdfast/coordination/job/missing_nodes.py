@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from holdfast.coordination.experts.static_experts import choose_ep_size
 from holdfast.coordination.generations.planner import lacks_slots
 from holdfast.coordination.job.context import JobContext
-from holdfast.coordination.membership import Membership, Node
+from holdfast.coordination.membership import Node
 from holdfast.coordination.transaction import Transaction
 from holdfast.planning import Shortage
 from holdfast.protocol.events import JobWaiting
+from holdfast.protocol.names import node_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +95,7 @@ def _static_need(transaction: Transaction, ep_size: int) -> Need | None:
 
     None also if no number of nodes would be enough.
     """
-    size, nodes = choose_ep_size(transaction.record.expert_shape, ep_size), len(_usable_nodes(transaction.members))
+    size, nodes = choose_ep_size(transaction.record.expert_shape, ep_size), len(_find_usable_nodes(transaction))
     if isinstance(size, Shortage) or nodes >= size:
         return None
     return Need(nodes=size - nodes, expert_slots=0, why=f"one replica of all experts takes {size} nodes")
@@ -106,7 +107,7 @@ def _slot_need(transaction: Transaction, why: str) -> Need | None:
     A node has the slots that its first worker reports, or the job's default while its workers start. Without experts,
     one node is enough.
     """
-    shape, nodes = transaction.record.expert_shape, _usable_nodes(transaction.members)
+    shape, nodes = transaction.record.expert_shape, _find_usable_nodes(transaction)
     if shape is None:
         return None if nodes else Need(nodes=1, expert_slots=0, why=why)
     slots = 0
@@ -120,6 +121,7 @@ def _slot_need(transaction: Transaction, why: str) -> Need | None:
     return Need(nodes=-(-missing // shape.slots), expert_slots=missing, why=why)
 
 
-def _usable_nodes(members: Membership) -> list[Node]:
-    """Return the regular nodes and the retained ones, which become members again if they are needed."""
-    return [*members.regular, *members.owed.values()]
+def _find_usable_nodes(transaction: Transaction) -> list[Node]:
+    """Return the regular nodes, and the retained ones that become members again if they are needed."""
+    retained = dict.fromkeys(map(node_of, transaction.usable_retained))
+    return [*transaction.members.regular, *(transaction.members.nodes[name] for name in retained)]

@@ -242,7 +242,7 @@ class Replacements:
         if not self._config.spec.recovery.waits_for_nodes:
             return 0
         coming = {node.name for node in self._transaction.members.regular if node.coming}
-        return len(self._find_unreplaced_nodes(plan, coming))
+        return len(self._find_unreplaced_nodes(plan, coming, count_recalled=True))
 
     @property
     def needed(self) -> int:
@@ -306,7 +306,9 @@ class Replacements:
         """Return whether all workers of a node have an intact initial state."""
         return len(self._standbys.fresh(node.workers)) == len(node.workers)
 
-    def _find_unreplaced_nodes(self, plan: GenerationPlan, without: Collection[str] = ()) -> list[str]:
+    def _find_unreplaced_nodes(
+        self, plan: GenerationPlan, without: Collection[str] = (), *, count_recalled: bool = False
+    ) -> list[str]:
         """Return the lost nodes of a plan without a replacement, in rank order.
 
         Nodes that have connected since also count as replacements. Drained nodes, and nodes that the pool recalls, need
@@ -314,21 +316,24 @@ class Replacements:
 
         Args:
             without: connected nodes that count as lost.
+            count_recalled: whether a connected node that the pool recalls counts as a replacement until it leaves.
         """
         transaction, members = self._transaction, self._transaction.members
         beside = transaction.record.replacements_among(workers_by_node(plan).keys() | members.nodes.keys())
         drained = {one.node for one in transaction.record.drained} | beside.keys()
         # A standby that is lost before it replaced its node had no ranks yet, even if it was about to leave itself.
         drained |= {one.beside for one in transaction.record.leaving if not one.owed and one.node in members.nodes}
-        recalled = transaction.record.held.to_leave if transaction.record.held is not None else ()
+        held = transaction.record.held
+        recalled = set(held.to_leave) if held is not None else set[str]()
         drained.update(recalled)  # The pool has given their places to others.
         places = [name for name in workers_by_node(plan) if name not in drained]
         taken = {whose for name, (whose, _) in self._stand_ins.items() if self._stands_in(name)}
         gone = [name for name in places if name not in members.nodes or name in without]
         lost = [name for name in gone if name not in taken]
-        stays = [node for node in members.regular if node.name not in recalled]
-        here = sum(node.complete or (node.name in places and node.name not in without) for node in stays)
-        here -= sum(name in members.nodes and whose in members.nodes for name, whose in beside.items())
+        counted = members.nodes.keys() - (set[str]() if count_recalled else recalled)
+        regular = [node for node in members.regular if node.name in counted]
+        here = sum(node.complete or (node.name in places and node.name not in without) for node in regular)
+        here -= sum({name, whose} <= counted for name, whose in beside.items())
         return lost[: max(0, len(places) - here)]
 
     def _stands_in(self, name: str) -> bool:
