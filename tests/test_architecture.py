@@ -62,7 +62,18 @@ IMPORT_BY_NAME = {
 }
 #: Standard library and base modules without I/O, clocks and randomness.
 PURE = {
-    *("__future__", "abc", "collections", "dataclasses", "enum", "functools", "hashlib", "heapq", "ipaddress"),
+    *(
+        "__future__",
+        "abc",
+        "bisect",
+        "collections",
+        "dataclasses",
+        "enum",
+        "functools",
+        "hashlib",
+        "heapq",
+        "ipaddress",
+    ),
     *("itertools", "math", "operator", "re", "statistics", "sys", "types", "typing", "warnings"),
     *("holdfast.errors", "holdfast.patterns", "holdfast.step_samples"),
 }

@@ -75,7 +75,7 @@ FAILURE_MUTANTS = (
         module=BLAME,
         qualname="find_agreeing_nodes",
         old="len(agreeing) > 1",
-        new="len(here) > 0",
+        new="len(agreeing) > 0",
         why="an exception on one node must restart a process, not end the job",
     ),
     Mutant(

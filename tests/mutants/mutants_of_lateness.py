@@ -182,7 +182,7 @@ LATENESS_MUTANTS = (
         module=OWN_WORK,
         qualname="SlowWork.exclude_slow_work",
         old="at_work.count(item) > 1 or not self._is_first(item, stand.worker)",
-        new="not self._is_first(place, stand.worker) and False",
+        new="not self._is_first(item, stand.worker) and False",
         why="a long sequence takes as long on the second node",
     ),
     Mutant(
@@ -336,7 +336,7 @@ LATENESS_MUTANTS = (
         module=STORIES,
         qualname="StackDumps.tick",
         old="self._transaction.now - dump.at > ANSWER_S",
-        new="not story.open",
+        new="not dump.open",
         why="a hung worker may be unable to send its stack",
     ),
     Mutant(

@@ -24,7 +24,7 @@ PART_MUTANTS = (
         module=BOUNDARIES,
         old="FLAG_GIVEN = frozenset({Phase.VOTED, Phase.PASSED, Phase.ABANDONED, Phase.APPLYING})",
         new=(
-            "NEXT[Phase.VOTED, 'vote_abandoned'] = Phase.READY\n"
+            "NEXT_PHASE = {**NEXT_PHASE, (Phase.VOTED, 'abandon_vote'): Phase.READY}\n"
             "FLAG_GIVEN = frozenset({Phase.VOTED, Phase.PASSED, Phase.ABANDONED, Phase.APPLYING})"
         ),
         why="a worker that left its commit operation did not keep the others waiting for it",

@@ -101,7 +101,7 @@ TENANCY_MUTANTS = (
         module="coordination.job.admission",
         qualname="Admission.admit",
         old="self._pool_client.is_standby",
-        new="self._standbys.waits",
+        new="self._standbys.is_standby",
         why="the node knows only its start options, so it would join and the pool would count one node too many",
     ),
     Mutant(
@@ -116,8 +116,8 @@ TENANCY_MUTANTS = (
         name="fills_the_place_of_a_lost_node_that_the_pool_wants_back",
         module="coordination.nodes.replacements",
         qualname="Replacements._find_unreplaced_nodes",
-        old="transaction.record.held.to_leave",
-        new="()",
+        old="drained.update(recalled)",
+        new="pass",
         why="the pool has granted the capacity to others, and would recall another node",
     ),
     Mutant(

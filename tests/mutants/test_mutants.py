@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 from pathlib import Path
 
 import pytest
@@ -34,12 +35,31 @@ def mutated(old: str, new: str, qualname: str = "Example.count") -> str:
     return Mutant(name="m", module="m", qualname=qualname, old=old, new=new, why="").put_into(CODE)
 
 
+def _names(code: str, *, used: bool) -> set[str]:
+    """Return the names that code reads (`used`), or the ones that it binds, also as parameters or imports."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(code)):
+        match node:
+            case ast.Name(id=name, ctx=ctx) if isinstance(ctx, ast.Load) == used:
+                names.add(name)
+            case ast.arg(arg=name) | ast.FunctionDef(name=name) | ast.ClassDef(name=name) if not used:
+                names.add(name)
+            case ast.alias(name=name, asname=asname) if not used:
+                names.add(asname or name.partition(".")[0])
+            case _:
+                pass
+    return names
+
+
 def test_every_mutant_fits_the_source() -> None:
     """The code of each mutant occurs once, and the replacement differs from it."""
     modules = {file: ast.parse((SOURCE / file).read_text()) for file in {mutant.file for mutant in MUTANTS}}
     for mutant in MUTANTS:
         mutant.find(modules[mutant.file])
         assert ast.dump(ast.parse(mutant.old)) != ast.dump(ast.parse(mutant.new)), mutant.name
+        bound = _names(mutant.new, used=False) | _names((SOURCE / mutant.file).read_text(), used=False)
+        unknown = _names(mutant.new, used=True) - bound - set(dir(builtins)) - {"msgspec"}  # imported if it is missing
+        assert not unknown, f"{mutant.name} fails because of {unknown}, not because of its change"
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
     assert sum(not mutant.equivalent for mutant in MUTANTS) >= 360
 

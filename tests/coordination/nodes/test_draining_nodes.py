@@ -13,7 +13,7 @@ from holdfast.coordination.instructions import Instruction
 from holdfast.coordination.nodes.draining import RETRY_STEPS
 from holdfast.errors import EXIT_DONE, BadInputError, RefusedError, UnreachableError
 from holdfast.protocol import events as ev
-from holdfast.protocol.job_spec import ExperimentSpec, JobSpec
+from holdfast.protocol.job_spec import ExperimentSpec, JobSpec, RecoverySpec
 from holdfast.protocol.messages import any_side as msg
 from holdfast.protocol.plan import DecisionKind
 
@@ -114,6 +114,60 @@ def test_a_retained_node_with_a_script_error_is_not_taken_back() -> None:
     job.tick(0.2)
     assert not [event for event in job.events if isinstance(event, ev.JobFailed)]
     assert [event for event in job.events if isinstance(event, ev.JobWaiting)]
+
+
+def test_only_the_needed_one_of_two_retained_nodes_is_taken_back() -> None:
+    """Both were taken back, and could only leave together."""
+    job = Job(nodes=4, spec=JobSpec(experiments=ExperimentSpec(static_experts=True, ep_size=2))).boot()
+    nodes = ("n0", "n1", "n2", "n3")
+    for node in nodes:
+        job.connect(hello(node))
+    for node in nodes:
+        job.deliver(attach(w(node)))
+    entered(job, *nodes, generation=1, at=0)
+    job.feed(Drain(("n2", "n3")))
+    job.step(1, *nodes)
+    reported(job, *nodes)
+    assert job.emitted(ev.GenerationStarted)[-1].members == ("n0", "n1")
+    job.lose("n1")
+    reported(job, "n0", "n2", "n3")
+    (begun,) = job.emitted(ev.GenerationStarted)
+    assert set(begun.members) in ({"n0", "n2"}, {"n0", "n3"})
+    gone_on(job, 2, *begun.members, generation=3)
+    (left,) = [event.node for event in job.events if isinstance(event, ev.NodeLeft) and event.reason == "drained"]
+    assert {*begun.members, left} == {"n0", "n2", "n3"}
+
+
+def test_a_standby_that_warms_up_later_replaces_a_node_that_was_taken_back() -> None:
+    """The node and the standby that had replaced it counted as two, so the drain never ended."""
+    spec = JobSpec(
+        recovery=RecoverySpec(on_node_failure="standby"),
+        experiments=ExperimentSpec(static_experts=True, ep_size=2),
+    )
+    job = Job(nodes=2, spec=spec).boot()
+    for node in ("n0", "n1", "s0", "s1"):
+        job.connect(msgspec.structs.replace(hello(node), session=f"{node}000000", standby=node[0] == "s"))
+        job.deliver(attach(w(node)))
+    entered(job, "n0", "n1", generation=1, at=0)
+    job.deliver(msg.Warmed(worker=w("s0"), seconds=0.5))
+    job.step(1, "n0", "n1")
+    job.feed(Drain(("n1",)))
+    job.step(2, "n0", "n1")
+    reported(job, "n0", "n1", at=2)
+    assert job.emitted(ev.GenerationStarted)[-1].members == ("n0", "s0")
+    job.lose("n0")
+    reported(job, "n1", at=2)
+    job.report("s0", None)
+    assert set(job.emitted(ev.GenerationStarted)[-1].members) == {"s0", "n1"}
+    job.deliver(msg.Warmed(worker=w("s1"), seconds=0.5))
+    entered(job, "s0", "n1", generation=3, at=2)
+    for step in range(3, 3 + RETRY_STEPS):
+        job.step(step, "s0", "n1", generation=3)
+        job.tick(0.05)
+        if job.machine.context.interruption.stop is not None:
+            break
+    reported(job, "s0", "n1", at=step)
+    assert set(job.emitted(ev.GenerationStarted)[-1].members) == {"s0", "s1"}
 
 
 def test_the_loss_of_a_departed_node_does_not_stop_the_others() -> None:

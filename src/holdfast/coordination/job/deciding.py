@@ -334,20 +334,21 @@ class GenerationDecider:
     ) -> tuple[Verdict | NothingLeft, dict[str, Report], list[str]]:
         """Release draining members if the others have all their state; return the new verdict, reports and arrivals.
 
-        Warm standbys take their ranks in the same generation. If they cannot go yet, postpone that, and return the
-        arguments unchanged.
+        Warm standbys take their ranks in the same generation. Members that the others need for all experts stay. If
+        none can go yet, postpone that, and return the arguments unchanged.
 
         Args:
             leavers: the workers of draining nodes.
         """
+        here = self._transaction.members.live([*reports, *arrivals])
+        leavers = self._draining.select_dispensable(leavers, here)
         names = set(map(node_of, leavers))
         # A new process on these nodes may be the only worker with an initial state.
         theirs = (
             [worker for worker in verdict.holders if node_of(worker) in names] if isinstance(verdict, Verdict) else []
         )
         without = self._without_holders([*leavers, *theirs], verdict, reports)
-        here = self._transaction.members.live([*reports, *arrivals])
-        if not isinstance(without, Verdict) or not self._draining.can_go(leavers, here):
+        if not leavers or not isinstance(without, Verdict):
             self._draining.postpone()
             return verdict, reports, arrivals
         taking = self._draining.retain(leavers, without.decision.applied)

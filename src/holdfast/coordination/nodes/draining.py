@@ -13,6 +13,7 @@ node is released, or becomes a standby. So a failure during draining costs no mo
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
@@ -341,11 +342,28 @@ class Draining:
         """
         if self._ledger.committed < self._not_before:
             return []
-        leavers = self.find_leaving_workers(plan.workers, plan)
-        if not leavers or hold_only_copy(self._transaction.record, plan, leavers):
+        if not (leavers := self.find_leaving_workers(plan.workers, plan)):
             return []
-        here = [info.id for info in self._transaction.members.workers()]
-        return leavers if self.can_go(leavers, here) else []
+        leavers = self.select_dispensable(leavers, [info.id for info in self._transaction.members.workers()])
+        return [] if not leavers or hold_only_copy(self._transaction.record, plan, leavers) else leavers
+
+    def select_dispensable(self, leavers: Collection[str], workers: Collection[str]) -> list[str]:
+        """Return the workers of the first nodes of `leavers` that can go together, as `can_go` says; [] if none can.
+
+        Args:
+            leavers: the workers that should leave.
+            workers: all workers that may take part.
+        """
+        names = list(dict.fromkeys(map(node_of, leavers)))
+
+        def first(nodes: int) -> list[str]:
+            chosen = set(names[:nodes])
+            return [worker for worker in leavers if node_of(worker) in chosen]
+
+        # If some nodes can go, fewer of them can go, too.
+        return first(
+            bisect_left(range(1, len(names) + 1), True, key=lambda nodes: not self.can_go(first(nodes), workers))
+        )
 
     def can_go(self, leavers: Collection[str], workers: Iterable[str]) -> bool:
         """Return whether the remaining workers and the replacing standbys have slots for all experts; False if none

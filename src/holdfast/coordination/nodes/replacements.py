@@ -286,7 +286,9 @@ class Replacements:
         if not members.standbys or not self._config.spec.recovery.uses_standbys:
             return
         here = {node.name for node in members.regular} | workers_by_node(plan).keys()
-        missing = max(0, self._transaction.record.wanted - len(here))
+        # A leaving node and the standby that replaces it count as one.
+        number = len(here) - len(self._transaction.record.replacements_among(here))
+        missing = max(0, self._transaction.record.wanted - number)
         lost = [
             name
             for name in reversed(list(self._transaction.record.places))
