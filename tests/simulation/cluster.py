@@ -164,12 +164,17 @@ class SimCluster:
     @property
     def _lacks_room(self) -> bool:
         """Whether excluded or drained nodes and a lost node leave too few nodes for the experts."""
-        shell, record, plan = self.coordinator, self.world.store.record, self.plan
+        shell, record = self.coordinator, self.world.store.record
         if shell is None or not shell.alive or record is None or shell.machine.need_reporter.need is None:
             return False
         away = barred(record) | {one.node for one in (*record.leaving, *record.given_up)}
         here = [agent.name for agent in self.agents.values() if agent.alive and agent.name not in away]
-        return bool(away) and len(here) < max(plan.nodes_for_experts, -(-plan.ep_size // plan.workers_per_node))
+        return bool(away) and len(here) < self._nodes_for_experts
+
+    @property
+    def _nodes_for_experts(self) -> int:
+        """How many nodes all experts need, in free or in fixed places."""
+        return max(self.plan.nodes_for_experts, -(-self.plan.ep_size // self.plan.workers_per_node))
 
     @property
     def _lacks_refused(self) -> bool:
@@ -184,10 +189,10 @@ class SimCluster:
         """Whether the job needs an unreachable node for its experts, or reports that it waits for nodes."""
         kinds = {fault.kind for fault in self.plan.faults}
         here = [agent.name for agent in self.agents.values() if agent.alive]
-        if FaultKind.PARTITION_FOR_GOOD in kinds and len(here) <= self.plan.nodes_for_experts:
+        if FaultKind.PARTITION_FOR_GOOD in kinds and len(here) <= self._nodes_for_experts:
             return True
         reached = sum(self.world.data_plane.blocked("", name) is None for name in here)
-        if FaultKind.JOIN_UNREACHABLE in kinds and here and reached < self.plan.nodes_for_experts:
+        if FaultKind.JOIN_UNREACHABLE in kinds and here and reached < self._nodes_for_experts:
             return True
         shell = self.coordinator
         waits = shell is not None and shell.alive and shell.machine.need_reporter.need is not None
