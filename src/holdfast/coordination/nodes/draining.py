@@ -337,8 +337,8 @@ class Draining:
     def find_next_leavers(self, plan: GenerationPlan) -> list[str]:
         """Return the members of the plan in force that can leave at the end of the step.
 
-        [] if none can leave yet, if they have the only copy of some experts, if the others lack slots, or within 10
-        steps of a failed try.
+        Members that the others need for all experts are left out. [] if none can leave yet, if they have the only copy
+        of some experts, or within 10 steps of a failed try.
         """
         if self._ledger.committed < self._not_before:
             return []
@@ -373,11 +373,9 @@ class Draining:
             leavers: the workers that leave.
             workers: all workers that may take part.
         """
-        rest = [
-            worker
-            for worker in (*workers, *self._replacements.find_replacing_workers(leavers))
-            if worker not in leavers
-        ]
+        gone = set(leavers)
+        candidates = (*workers, *self._replacements.find_replacing_workers(leavers))
+        rest = [worker for worker in candidates if worker not in gone]
         return bool(rest) and not lacks_slots(self._transaction, self._config, rest)
 
     def postpone(self) -> None:
