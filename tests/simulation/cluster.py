@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from holdfast.coordination.failures.suspects import TRANSFER_TRIES
 from holdfast.coordination.inputs import Drain, MoveNodes, Shutdown, Undrain
-from holdfast.errors import EXIT_INTERRUPTED
+from holdfast.errors import EXIT_DONE, EXIT_INTERRUPTED
 from holdfast.protocol.messages.agent import CoordinatorMessage
 from holdfast.protocol.pool.sharing import JobState
 from holdfast.protocol.record import Record
@@ -142,18 +142,27 @@ class SimCluster:
     def _lacks(self) -> bool:
         """Whether the job needs an additional node."""
         lacks = self._lacks_nodes or self._lacks_room or self._lacks_reach or self._lacks_refused
-        return lacks or self._lacks_first
+        return lacks or self._lacks_first or self._has_only_standbys
 
     @property
     def _lacks_first(self) -> bool:
-        """Whether a job that has not begun lacks a node that was terminated and will not connect again."""
+        """Whether a job that has not begun lacks a node that was terminated or drained, and will not connect again."""
         shell, record = self.coordinator, self.world.store.record
         if shell is None or not shell.alive or record is None or record.generation > 0:
             return False
         agents = list(self.agents.values())
         here = sum(agent.alive and not agent.standby for agent in agents)
-        ended = any(agent.ended_by_machine and not agent.alive for agent in agents)
+        ended = any(not agent.alive and (agent.ended_by_machine or agent.exit_code == EXIT_DONE) for agent in agents)
         return ended and here < shell.machine.config.spec.nodes_to_begin
+
+    @property
+    def _has_only_standbys(self) -> bool:
+        """Whether only standbys are left in a job that does not replace lost nodes by standbys."""
+        shell = self.coordinator
+        if self.plan.on_loss != "shrink" or shell is None or not shell.alive:
+            return False
+        members = shell.machine.members
+        return shell.machine.need_reporter.need is not None and bool(members.standbys) and not members.regular
 
     @property
     def _lacks_nodes(self) -> bool:

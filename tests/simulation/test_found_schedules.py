@@ -32,6 +32,8 @@ FOUND = {
     29_758_884_934: "a moved node becomes a member again before all members have applied its last step",
     41_123_026_888: "a checkpoint was sealed by order of a coordinator that died, and the next one drops it",
     35_055_151_877: "a worker that lost its work computes its full share while the others wait",
+    23_520_400_438: "a job that replaces no lost node by a standby waits for a node if only a standby is left",
+    21_678_761_740: "a job that has not begun waits for a node that was drained and undrained, and has ended",
     42_582_934_733: "a job whose experts need all its nodes waits for another one if one of them is partitioned",
     28_562_436_228: "the pool recalls nodes that the job needs, and one that replaced a retained node is lost",
 }
