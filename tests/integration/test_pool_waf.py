@@ -38,7 +38,7 @@ def test_plans_use_the_step_times_measured_for_each_number_of_nodes(pool: LocalP
     pace = tomllib.loads(found.read_text())["pace"]
     assert len(pace["step_s"]) == 2
     assert pace["step_s"][0] > pace["step_s"][1] > 0, "two nodes must be faster than one"
-    assert pool.job("one-calibrate")["state"] == "stopped"
+    pool.wait(lambda: pool.job("one-calibrate")["state"] == "stopped", "end of the calibration")
 
     # The job waits before its own measurements, because on a busy machine three nodes may not be faster than two.
     gate.unlink()
