@@ -138,6 +138,14 @@ def test_only_the_needed_one_of_two_retained_nodes_is_taken_back() -> None:
     assert {*begun.members, left} == {"n0", "n2", "n3"}
 
 
+def test_all_nodes_that_can_go_together_leave_although_fewer_could_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A standby that replaces the last of them may bring more expert slots than that node had."""
+    draining = Job().start().machine.context.draining
+    monkeypatch.setattr(draining, "can_go", lambda leavers, workers: len(leavers) == 3)
+    workers = [w("n0"), w("n1"), w("n2")]
+    assert draining.select_dispensable(workers, workers) == workers
+
+
 def test_a_standby_that_warms_up_later_replaces_a_node_that_was_taken_back() -> None:
     """The node and the standby that had replaced it counted as two, so the drain never ended."""
     spec = JobSpec(

@@ -348,22 +348,23 @@ class Draining:
         return [] if not leavers or hold_only_copy(self._transaction.record, plan, leavers) else leavers
 
     def select_dispensable(self, leavers: Collection[str], workers: Collection[str]) -> list[str]:
-        """Return the workers of the first nodes of `leavers` that can go together, as `can_go` says; [] if none can.
+        """Return the leavers if they can all go together (`can_go`), else those of the first nodes that can; [] if none
+        can.
 
         Args:
             leavers: the workers that should leave.
             workers: all workers that may take part.
         """
+        if self.can_go(leavers, workers):
+            return list(leavers)
         names = list(dict.fromkeys(map(node_of, leavers)))
 
         def first(nodes: int) -> list[str]:
             chosen = set(names[:nodes])
             return [worker for worker in leavers if node_of(worker) in chosen]
 
-        # If some nodes can go, fewer of them can go, too.
-        return first(
-            bisect_left(range(1, len(names) + 1), True, key=lambda nodes: not self.can_go(first(nodes), workers))
-        )
+        # Normally, if some nodes can go, fewer of them can go, too.
+        return first(bisect_left(range(1, len(names)), True, key=lambda nodes: not self.can_go(first(nodes), workers)))
 
     def can_go(self, leavers: Collection[str], workers: Iterable[str]) -> bool:
         """Return whether the remaining workers and the replacing standbys have slots for all experts; False if none
